@@ -1,0 +1,1 @@
+"""Readiness-first pipeline-parallel training in JAX."""

@@ -1,0 +1,163 @@
+"""The dispatcher of one pipeline rank: told what happened, it answers what to do.
+
+Theory. A step is a DAG of tasks; each rank runs one at a time. The dispatcher keeps,
+for each of its tasks, which inputs are still missing; a task that misses none is
+*ready* and goes to the arbiter. Whenever the rank is free, the arbiter is asked. There
+is no line here that could wait for a particular task: whether that can happen depends
+on the arbiter alone, and of ours only the baselines do it.
+
+Rules.
+
+1. `handle` is the only method that changes state. It is a function of the state and the
+   event: no clock, no randomness. So a log of events replays to the same launches.
+2. A rank is free while fewer than `launch_ahead` launched tasks are unfinished. A device
+   runs its launches in order, so a dependency inside the rank is satisfied when its
+   source is *launched*; one across ranks when its payload has *arrived*.
+3. A task's sends are ordered together with its launch: the transfer begins when the
+   value exists, without asking the host again.
+
+Invariants (tests check them after every event): each task is launched once, never
+before its inputs; the in-flight limit holds; a free rank and a ready task that is not
+held back never coexist, except under a fixed order.
+"""
+
+from collections.abc import Iterable
+
+from rrfp_jax.core.arbiters import Arbiter
+from rrfp_jax.core.events import (
+    Arrived,
+    Event,
+    Finished,
+    Instruction,
+    Launch,
+    Send,
+    Started,
+)
+from rrfp_jax.core.graph import Node, PipelineGraph
+from rrfp_jax.core.task import Task
+from rrfp_jax.errors import ConfigError, InvariantError
+
+
+class Dispatcher:
+    """Decides what one pipeline rank launches and sends in one step.
+
+    Args:
+      graph: the tasks of the step.
+      rank: whose tasks to run.
+      arbiter: chooses among ready tasks; used by this dispatcher only.
+      launch_ahead: how many launched tasks may be unfinished, at least 1.
+
+    Raises:
+      ConfigError: `launch_ahead` is below 1.
+    """
+
+    def __init__(
+        self, graph: PipelineGraph, rank: int, arbiter: Arbiter, launch_ahead: int = 2
+    ) -> None:
+        if launch_ahead < 1:
+            raise ConfigError(
+                f"pipeline.launch_ahead={launch_ahead} launches nothing.\n"
+                "  Set --config.pipeline.launch_ahead to 1 or more."
+            )
+        self.rank = rank
+        self._graph = graph
+        self._arbiter = arbiter
+        self._launch_ahead = launch_ahead
+        # task -> inputs that are not here. No entry: no input is here yet. Empty: the
+        # task is ready or launched.
+        self._missing: dict[Task, tuple[Node, ...]] = {}
+        self._running: list[Task] = []  # launched and unfinished, in launch order
+        self._num_left = graph.num_tasks(rank)  # tasks not launched
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every task of the rank was launched and has finished."""
+        return not self._num_left and not self._running
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Applies one event; the only method that changes the state.
+
+        Raises:
+          InvariantError: the event cannot follow those before it.
+        """
+        match event:
+            case Finished(task):
+                self._finish(task)
+            case Arrived(source, to):
+                kind, stage, j = source
+                self._supply(Task(kind, to, j), (kind, stage))
+            case Started():
+                self._start()
+        instructions: list[Instruction] = []
+        while len(self._running) < self._launch_ahead:
+            chosen = self._arbiter.take()
+            if chosen is None:
+                break
+            self._launch(chosen, instructions)
+        return instructions
+
+    def explain(self) -> list[str]:
+        """Returns a line for each task not launched: what it misses, or what holds it."""
+        ready = self._arbiter.ready()
+        lines = [self._arbiter.why_held(task) for task in ready]
+        for task in self._graph.tasks(self.rank):
+            inputs = self._graph.route(task.microbatch).inputs[task.kind, task.stage]
+            missing = self._missing.get(task, inputs)
+            if missing:
+                named = [str(Task(*node, task.microbatch)) for node in sorted(missing)]
+                lines.append(f"{task} misses {' '.join(named)}")
+        return lines
+
+    def _start(self) -> None:
+        for task in self._graph.initial_tasks(self.rank):
+            self._missing[task] = ()
+            self._arbiter.add(task)
+
+    def _finish(self, task: Task) -> None:
+        if task not in self._running:
+            raise InvariantError(
+                f"{task} finished on rank {self.rank} but is not running."
+            )
+        self._running.remove(task)
+
+    def _supply(self, task: Task, source: Node) -> None:
+        """Records that the input `source` of `task` is here."""
+        kind, stage, j = task
+        missing = self._missing.get(task)
+        if missing is None:
+            missing = self._graph.route(j).inputs.get((kind, stage), ())
+        rest = tuple([node for node in missing if node != source])
+        if len(rest) == len(missing):
+            found = Task(*source, j)
+            raise InvariantError(f"{found} came to {task} twice, or is no input of it.")
+        self._missing[task] = rest
+        if not rest:
+            self._arbiter.add(task)
+
+    def _launch(self, task: Task, instructions: list[Instruction]) -> None:
+        self._running.append(task)
+        self._num_left -= 1
+        instructions.append(Launch(task))
+        kind, stage, j = task
+        placement = self._graph.placement
+        for target_kind, target in self._graph.route(j).successors[kind, stage]:
+            if placement[target] == self.rank:
+                self._supply(Task(target_kind, target, j), (kind, stage))
+            else:
+                instructions.append(Send(task, target))
+
+
+def explain_stall(dispatchers: Iterable[Dispatcher]) -> str:
+    """Returns the message of a `StallError`: who waits for what, rank by rank."""
+    lines = []
+    for dispatcher in dispatchers:
+        reasons = dispatcher.explain()
+        if reasons:
+            lines.append(
+                f"rank {dispatcher.rank} has {len(reasons)} tasks left; "
+                "none running or in transit."
+            )
+            lines += [f"  {reason}" for reason in reasons[:12]]
+            if len(reasons) > 12:
+                lines.append(f"  and {len(reasons) - 12} more")
+    return "\n".join(lines)

@@ -1,0 +1,25 @@
+"""The errors of rrfp_jax, and whose fault each of them is.
+
+Every message says what is wrong, with values, and then what to change. This module
+imports nothing, so every layer may raise these.
+"""
+
+
+class ConfigError(ValueError):
+    """The user can fix it: a wrong config, data file or machine.
+
+    Raised before anything is compiled; `rrfp_jax.main` prints it alone, without a
+    traceback, and exits with status 2.
+    """
+
+
+class ProtocolError(RuntimeError):
+    """A peer sent what it must not: a duplicate, a foreign message, a wrong shape."""
+
+
+class StallError(RuntimeError):
+    """Tasks remain and none can become ready; the message says who waits for what."""
+
+
+class InvariantError(AssertionError):
+    """A bug in rrfp_jax; the message carries the story of the task concerned."""
