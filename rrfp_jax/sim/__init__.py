@@ -1,0 +1,1 @@
+"""Cost models, virtual machines, the simulator and its report. Pure; imports core only."""

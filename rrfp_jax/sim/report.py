@@ -1,0 +1,218 @@
+"""Where the time of a step went: makespan, bubble by cause, peak in flight, lower bound.
+
+Every moment of a rank is compute or bubble, and a bubble has one cause:
+
+* fill, drain: before the rank's first task, after its last;
+* held: some task was ready and yet not begun. Under readiness only back-pressure does
+  that (in a real run, also the host's latency); under a fixed order, the order does;
+* transfer: nothing was ready, and what the next task waited for was under way; with
+  blocking links, also any transfer that occupied the rank;
+* input: nothing was ready, and what the next task waited for did not exist yet.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.task import Task
+from rrfp_jax.core.trace import Span, Trace
+from rrfp_jax.sim.costs import CostTable
+
+Interval = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bubble:
+    """Idle seconds by cause, of one rank or summed over ranks."""
+
+    fill_drain_s: float = 0.0
+    input_s: float = 0.0
+    transfer_s: float = 0.0
+    held_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All idle seconds."""
+        return self.fill_drain_s + self.input_s + self.transfer_s + self.held_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The figures of one step.
+
+    Attributes:
+      makespan_s: from the start to the end of the last task.
+      busy_s: seconds of compute, by rank.
+      bubbles: idle seconds by cause, by rank.
+      peak_in_flight: microbatches begun and unfinished, by rank.
+    """
+
+    makespan_s: float
+    busy_s: tuple[float, ...]
+    bubbles: tuple[Bubble, ...]
+    peak_in_flight: tuple[int, ...]
+
+    @property
+    def bubble(self) -> Bubble:
+        """The idle seconds of all ranks."""
+        fields = [dataclasses.astuple(b) for b in self.bubbles]
+        return Bubble(*(sum(each) for each in zip(*fields, strict=True)))
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time over all ranks' time; 0 for an empty step."""
+        total_s = self.makespan_s * len(self.busy_s)
+        return 1 - sum(self.busy_s) / total_s if total_s else 0.0
+
+
+def report(trace: Trace, blocking: bool = False) -> Report:
+    """Returns the figures of a trace.
+
+    Args:
+      trace: a finished step.
+      blocking: whether transfers occupied both ranks.
+    """
+    available = _availability(trace)
+    occupied: list[list[Interval]] = [[] for _ in range(trace.graph.num_ranks)]
+    if blocking:
+        for moved in trace.transfers:
+            for rank in (
+                trace.graph.rank_of(moved.source),
+                trace.graph.placement[moved.to],
+            ):
+                occupied[rank].append((moved.start_s, moved.end_s))
+    by_rank = trace.by_rank()
+    return Report(
+        makespan_s=trace.makespan_s,
+        busy_s=tuple(sum(s.end_s - s.start_s for s in spans) for spans in by_rank),
+        bubbles=tuple(
+            _bubble(spans, available, sorted(moves), trace.makespan_s)
+            for spans, moves in zip(by_rank, occupied, strict=True)
+        ),
+        peak_in_flight=tuple(trace.peak_in_flight()),
+    )
+
+
+def lower_bound_s(graph: PipelineGraph, costs: CostTable) -> float:
+    """Returns a makespan that no order on these ranks can beat.
+
+    For each rank: the shortest way into any of its tasks, all its work, the shortest
+    way out; and the longest path through the graph.
+    """
+    tasks = graph.tasks()  # by microbatch, each in legal order
+    head_s: dict[Task, float] = {}
+    for task in tasks:
+        head_s[task] = max(
+            (_reach_s(graph, costs, head_s, u, task) for u in graph.inputs(task)),
+            default=0.0,
+        )
+    tail_s: dict[Task, float] = {}
+    for task in reversed(tasks):
+        tail_s[task] = max(
+            (
+                _hop_s(graph, costs, task, v) + costs.compute_s(v) + tail_s[v]
+                for v in graph.successors(task)
+            ),
+            default=0.0,
+        )
+    bound_s = max(head_s[t] + costs.compute_s(t) + tail_s[t] for t in tasks)
+    for rank in range(graph.num_ranks):
+        here = graph.tasks(rank)
+        if here:
+            work_s = sum(costs.compute_s(t) for t in here)
+            ends_s = min(head_s[t] for t in here) + min(tail_s[t] for t in here)
+            bound_s = max(bound_s, ends_s + work_s)
+    return bound_s
+
+
+def _reach_s(
+    graph: PipelineGraph,
+    costs: CostTable,
+    head_s: dict[Task, float],
+    source: Task,
+    task: Task,
+) -> float:
+    return head_s[source] + costs.compute_s(source) + _hop_s(graph, costs, source, task)
+
+
+def _hop_s(graph: PipelineGraph, costs: CostTable, source: Task, task: Task) -> float:
+    if graph.rank_of(source) == graph.rank_of(task):
+        return 0.0
+    return costs.transfer_s(source, task.stage)
+
+
+def _availability(trace: Trace) -> dict[Task, tuple[float, float]]:
+    """For each task: when its last input was there, and when that began to move."""
+    ends = {span.task: span.end_s for span in trace.spans}
+    moves = {(m.source, m.to): (m.end_s, m.start_s) for m in trace.transfers}
+    return {
+        span.task: max(
+            (
+                moves.get((source, span.task.stage), (ends[source], ends[source]))
+                for source in trace.graph.inputs(span.task)
+            ),
+            default=(0.0, 0.0),
+        )
+        for span in trace.spans
+    }
+
+
+def _bubble(
+    spans: Sequence[Span],
+    available: dict[Task, tuple[float, float]],
+    occupied: Sequence[Interval],
+    makespan_s: float,
+) -> Bubble:
+    if not spans:
+        return Bubble(fill_drain_s=makespan_s)
+    waits = sorted((available[s.task][0], s.start_s) for s in spans)
+    held = _union(waits)
+    at_held, at_occupied = _Cursor(held), _Cursor(_union(occupied))
+    sums = dict.fromkeys(("input_s", "transfer_s", "held_s"), 0.0)
+    for before, after in itertools.pairwise(spans):
+        gap = (before.end_s, after.start_s)
+        if gap[1] <= gap[0]:
+            continue
+        moving_s = at_occupied.overlap(gap)
+        held_s = min(at_held.overlap(gap), gap[1] - gap[0] - moving_s)
+        arrived_s, began_s = available[after.task]
+        waiting_s = gap[1] - gap[0] - moving_s - held_s
+        under_way_s = max(0.0, min(arrived_s, gap[1]) - max(began_s, gap[0]))
+        transfer_s = min(waiting_s, under_way_s)
+        sums["held_s"] += held_s
+        sums["transfer_s"] += moving_s + transfer_s
+        sums["input_s"] += waiting_s - transfer_s
+    return Bubble(spans[0].start_s + makespan_s - spans[-1].end_s, **sums)
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Merges intervals sorted by their start."""
+    merged: list[Interval] = []
+    for start, end in intervals:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+class _Cursor:
+    """Overlaps with disjoint ascending intervals, asked for ascending gaps."""
+
+    def __init__(self, intervals: Sequence[Interval]) -> None:
+        self._intervals = intervals
+        self._at = 0
+
+    def overlap(self, gap: Interval) -> float:
+        """Returns how much of `gap` the intervals cover."""
+        while (
+            self._at < len(self._intervals) and self._intervals[self._at][1] <= gap[0]
+        ):
+            self._at += 1
+        covered, at = 0.0, self._at
+        while at < len(self._intervals) and self._intervals[at][0] < gap[1]:
+            start, end = self._intervals[at]
+            covered += min(end, gap[1]) - max(start, gap[0])
+            at += 1
+        return covered
