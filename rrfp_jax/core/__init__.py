@@ -1,1 +1,1 @@
-"""What may run, what should run first, and what has run. Pure Python, no JAX, no clock."""
+"""What may run, what should run first, what has run. Pure: no JAX, no clock."""

@@ -110,7 +110,7 @@ class Reserving:
 
 
 class OneByOne:
-    """Bounds forwards minus backwards; at the bound, completes the lowest microbatch."""
+    """Bounds forwards minus backwards; then completes the lowest microbatch."""
 
     def __init__(self, graph: PipelineGraph, rank: int, limit: int) -> None:
         self.limit = check_limit(limit)

@@ -10,9 +10,9 @@ Rules.
 
 1. `handle` is the only method that changes state. It is a function of the state and the
    event: no clock, no randomness. So a log of events replays to the same launches.
-2. A rank is free while fewer than `launch_ahead` launched tasks are unfinished. A device
-   runs its launches in order, so a dependency inside the rank is satisfied when its
-   source is *launched*; one across ranks when its payload has *arrived*.
+2. A rank is free while fewer than `launch_ahead` launched tasks are unfinished. A
+   device runs its launches in order, so a dependency inside the rank is satisfied when
+   its source is *launched*; one across ranks when its payload has *arrived*.
 3. A task's sends are ordered together with its launch: the transfer begins when the
    value exists, without asking the host again.
 
@@ -97,7 +97,7 @@ class Dispatcher:
         return instructions
 
     def explain(self) -> list[str]:
-        """Returns a line for each task not launched: what it misses, or what holds it."""
+        """Returns, for each task not launched, what it misses or what holds it."""
         ready = self._arbiter.ready()
         lines = [self._arbiter.why_held(task) for task in ready]
         for task in self._graph.tasks(self.rank):

@@ -1,4 +1,4 @@
-"""What a dispatcher is told (events, past participles) and what it answers (instructions)."""
+"""What a dispatcher is told (events) and what it answers (instructions)."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class Launch(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Ship the output of `source` to stage `to`, on another rank, as soon as it exists."""
+    """Ship the output of `source`, once it exists, to stage `to` on another rank."""
 
     source: Task
     to: int

@@ -120,6 +120,14 @@ class PipelineGraph:
             held[rank].append(stage)
         return tuple(map(tuple, held))
 
+    @functools.cached_property
+    def sources_of(self) -> tuple[tuple[int, ...], ...]:
+        """The in-neighbours of each stage, visited or not, in edge order."""
+        found: list[tuple[int, ...]] = [()] * self.num_stages
+        for u, v in self.edges:
+            found[v] += (u,)
+        return tuple(found)
+
     def route(self, microbatch: int) -> Route:
         """Returns the part of the DAG that `microbatch` visits."""
         return self._routes[microbatch]
@@ -154,7 +162,7 @@ class PipelineGraph:
         return sum(route.num_tasks[rank] for route in self._routes)
 
     def tasks(self, rank: int | None = None) -> list[Task]:
-        """Returns the tasks of `rank`, or all: by microbatch, F ascending, B descending."""
+        """Returns the tasks of `rank`, or all, by microbatch: F up, then B down."""
         found = []
         for j in range(self.num_microbatches):
             forward, backward = self.local_order(j, rank)
@@ -242,8 +250,8 @@ def _check_sizes(graph: PipelineGraph) -> None:
     unused = set(range(graph.num_ranks)) - set(graph.placement)
     if unused or min(graph.placement) < 0:
         raise ConfigError(
-            f"placement {graph.placement} leaves ranks {sorted(unused)} without a stage."
-            "\n  Number the ranks from 0 without gaps."
+            f"placement {graph.placement} leaves ranks {sorted(unused)} without a "
+            "stage.\n  Number the ranks from 0 without gaps."
         )
 
 

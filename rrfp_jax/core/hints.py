@@ -41,7 +41,8 @@ class Hint(Protocol):
 
 def chunk_key(task: Task) -> Key:
     """Ranks within a kind as RRFP §5: forwards by ascending, backwards by descending
-    stage; ties by ascending microbatch."""
+    stage; ties by ascending microbatch.
+    """
     stage = task.stage if task.kind is Kind.F else -task.stage
     return stage, task.microbatch
 
@@ -72,7 +73,7 @@ class Alternating:
 
 
 class Priority:
-    """B-priority and F-priority: a task of `first` whenever one is ready (RRFP §7.7)."""
+    """B- and F-priority: a task of `first` whenever one is ready (RRFP §7.7)."""
 
     def __init__(self, first: Kind) -> None:
         self._kinds = (first, _OPPOSITE[first])

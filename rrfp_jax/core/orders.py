@@ -4,8 +4,8 @@ An order lists every task of its rank once. The named ones are made from the gra
 
 * `gpipe`: all forwards, then all backwards (arXiv:1811.06965).
 * `1f1b`: stage s runs `depth(s) - 1` forwards, then alternates, where depth(s) is the
-  number of stages on the longest path from s to the loss. On a chain that is PipeDream's
-  P - s; on towers that join it is Cornstarch's own + language stages - s.
+  number of stages on the longest path from s to the loss. On a chain that is
+  PipeDream's P - s; on towers that join, Cornstarch's own + language stages - s.
 * `deep_1f1b`: the same with `depth` times a warm-up factor: more in flight, the same
   rigidity. The control that separates depth from readiness.
 

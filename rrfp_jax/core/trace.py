@@ -79,7 +79,7 @@ class Trace:
         return [[span.task for span in spans] for spans in self.by_rank()]
 
     def peak_in_flight(self) -> list[int]:
-        """Returns, for each rank, the most microbatches begun and not finished there."""
+        """Returns, by rank, the most microbatches begun and unfinished at once."""
         return [_peak(self.graph, order, r) for r, order in enumerate(self.launches())]
 
     def grid(self, num_columns: int = 100) -> str:
@@ -129,7 +129,6 @@ def _peak(graph: PipelineGraph, order: Sequence[Task], rank: int) -> int:
             peak = max(peak, len(left))
         left[j] -= 1
         if not left[j]:
-            # It stays known as finished: drop it from the count.
             del left[j]
     return peak
 

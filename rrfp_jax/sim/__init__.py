@@ -1,1 +1,1 @@
-"""Cost models, virtual machines, the simulator and its report. Pure; imports core only."""
+"""Cost models, virtual machines, simulator and report. Pure; imports core only."""

@@ -43,11 +43,11 @@ class Machine(Protocol):
         ...
 
     def next_due_s(self) -> float | None:
-        """Returns when the next event is due; None if nothing is under way."""
+        """Returns when something ends next; None if nothing is under way."""
         ...
 
-    def pop(self) -> Told:
-        """Removes and returns the next event due, and moves on to its time."""
+    def pop(self, until_s: float) -> Told | None:
+        """Removes and returns the next event, if one is due by `until_s`."""
         ...
 
 
@@ -75,7 +75,7 @@ class Overlapped:
         heapq.heappush(self._due, (end_s, _FINISHED, self._count, rank, event))
 
     def send(self, source: Task, to: int, now_s: float) -> None:
-        """Queues the payload on its link, from when the last launch of its rank ends."""
+        """Queues the payload on its link, for when the rank's last launch ends."""
         del now_s
         sender, receiver = self._placement[source.stage], self._placement[to]
         link = (sender, receiver)
@@ -89,11 +89,13 @@ class Overlapped:
         heapq.heappush(self._due, (end_s, _ARRIVED, self._count, receiver, event))
 
     def next_due_s(self) -> float | None:
-        """Returns when the next event is due; None if nothing is under way."""
+        """Returns when something ends next; None if nothing is under way."""
         return self._due[0][0] if self._due else None
 
-    def pop(self) -> Told:
-        """Removes and returns the next event due."""
+    def pop(self, until_s: float) -> Told | None:
+        """Removes and returns the next event, if one is due by `until_s`."""
+        if not self._due or self._due[0][0] > until_s:
+            return None
         time_s, _, _, rank, event = heapq.heappop(self._due)
         return Told(time_s, rank, event)
 
@@ -102,9 +104,9 @@ class Blocking:
     """Transfers that occupy sender and receiver.
 
     After its compute, a task's rank waits until each of its sends is done; only then it
-    is free. A transfer begins when neither rank computes or transfers: a rank that waits
-    with a send of its own can receive meanwhile, so two neighbours that send to each
-    other take turns and nothing can lock up. The oldest waiting transfer goes first.
+    is free. A transfer begins when neither rank computes or transfers: a rank that
+    waits with a send of its own can receive meanwhile, so two neighbours that send to
+    each other take turns and nothing can lock up. The oldest transfer goes first.
     """
 
     def __init__(self, graph: PipelineGraph, costs: CostTable) -> None:
@@ -132,14 +134,16 @@ class Blocking:
         self._queue[self._placement[source.stage]][-1][1].append(to)
 
     def next_due_s(self) -> float | None:
-        """Returns when the next event is due; None if nothing is under way."""
-        while not self._due and self._internal:
-            self._advance()
-        return self._due[0][0] if self._due else None
+        """Returns when something ends next; None if nothing is under way."""
+        heads = [heap[0][0] for heap in (self._due, self._internal) if heap]
+        return min(heads, default=None)
 
-    def pop(self) -> Told:
-        """Removes and returns the next event due."""
-        self.next_due_s()
+    def pop(self, until_s: float) -> Told | None:
+        """Removes and returns the next event, if one is due by `until_s`."""
+        while not self._due and self._internal and self._internal[0][0] <= until_s:
+            self._advance()
+        if not self._due or self._due[0][0] > until_s:
+            return None
         time_s, _, _, rank, event = heapq.heappop(self._due)
         return Told(time_s, rank, event)
 

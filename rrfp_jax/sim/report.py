@@ -1,4 +1,4 @@
-"""Where the time of a step went: makespan, bubble by cause, peak in flight, lower bound.
+"""Where the time of a step went: makespan, bubble by cause, in flight, lower bound.
 
 Every moment of a rank is compute or bubble, and a bubble has one cause:
 

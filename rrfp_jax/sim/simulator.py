@@ -63,8 +63,9 @@ def _drive(dispatchers: Sequence[Dispatcher], machine: Machine) -> Trace:
 
     for rank in range(len(dispatchers)):
         tell(Told(0.0, rank, Started()))
-    while machine.next_due_s() is not None:
-        tell(machine.pop())
+    while (due_s := machine.next_due_s()) is not None:
+        if (told := machine.pop(due_s)) is not None:
+            tell(told)
     if not all(dispatcher.is_done for dispatcher in dispatchers):
         raise StallError(explain_stall(dispatchers))
     return trace

@@ -1,0 +1,1 @@
+"""Where the core meets JAX: stage programs, executor, devices, the pipeline object."""

@@ -1,0 +1,171 @@
+"""Compiles every stage for every kind of microbatch before anything runs.
+
+A *plan* is the programs that one kind of microbatch needs: one entry a stage. Two
+microbatches are of one kind if they skip the same stages and their feeds have the same
+layout (the same shape bucket). Stages are traced one after another, since a stage's
+input is its source's output, and compiled in parallel.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+import jax
+
+from rrfp_jax.core.graph import PipelineGraph, Route
+from rrfp_jax.errors import ConfigError
+from rrfp_jax.runtime.placing import RankMesh
+from rrfp_jax.runtime.programs import StagePrograms, compile_stage
+from rrfp_jax.runtime.stage import Layout, Stage
+from rrfp_jax.runtime.tracing import Signature, Traced, trace_stage
+
+Plan = tuple[StagePrograms | None, ...]
+Report = Callable[[int, int], None]  # programs compiled so far, and in all
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a microbatch looks like to the programs."""
+
+    skipped: frozenset[int]
+    feeds: tuple[Layout, ...]
+    has_backward: tuple[bool, ...]
+
+
+class Compiler:
+    """Holds the compiled programs of a pipeline.
+
+    Args:
+      stages: in topological order.
+      params: layout of the parameters of each stage.
+      trained: for each stage and parameter leaf, whether it is trained.
+      ranks: the devices of each pipeline rank.
+      param_shardings: for each stage and parameter leaf.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        params: Sequence[Layout],
+        trained: Sequence[Sequence[bool]],
+        ranks: Sequence[RankMesh],
+        param_shardings: Sequence[Sequence[jax.sharding.Sharding]],
+    ) -> None:
+        self._stages = stages
+        self._params = params
+        self._trained = trained
+        self._ranks = ranks
+        self._param_shardings = param_shardings
+        self._traced: dict[tuple[int, Signature], Traced] = {}
+        self._programs: dict[tuple[int, Signature], StagePrograms] = {}
+        self._plans: dict[Kind, Plan] = {}
+        self.is_sealed = False  # whether a new kind is an error
+
+    @property
+    def num_programs(self) -> int:
+        """How many stage programs are compiled; bounded by buckets x stages."""
+        return len(self._programs)
+
+    def plans(
+        self,
+        graph: PipelineGraph,
+        feeds: Sequence[Sequence[Layout]],
+        report: Report | None = None,
+    ) -> list[Plan]:
+        """Returns the plan of each microbatch, compiling what is new.
+
+        Args:
+          graph: the step.
+          feeds: layouts by microbatch, then stage.
+          report: is told of progress.
+
+        Raises:
+          ConfigError: the compiler is sealed and a kind is new.
+        """
+        kinds = []
+        for j, layouts in enumerate(feeds):
+            route = graph.route(j)
+            skipped = frozenset(range(graph.num_stages)) - set(route.stages)
+            kinds.append(Kind(skipped, tuple(layouts), route.has_backward))
+        new = {
+            kind: graph.route(j)
+            for j, kind in enumerate(kinds)
+            if kind not in self._plans
+        }
+        if new:
+            self._compile(graph, new, report or (lambda done, total: None))
+        return [self._plans[kind] for kind in kinds]
+
+    def _compile(
+        self, graph: PipelineGraph, new: dict[Kind, Route], report: Report
+    ) -> None:
+        if self.is_sealed:
+            shapes = [[a.shape for a in f.avals] for f in next(iter(new)).feeds]
+            raise ConfigError(
+                f"a microbatch with feeds of shapes {shapes} was not declared before "
+                "training began.\n  Declare its bucket, so that it is compiled ahead."
+            )
+        signatures = {
+            kind: self._trace(graph, kind, route) for kind, route in new.items()
+        }
+        wanted = {key: None for keys in signatures.values() for key in keys if key}
+        missing = [key for key in wanted if key not in self._programs]
+        workers = min(len(missing) or 1, os.cpu_count() or 1)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            futures = {pool.submit(self._compile_one, graph, *k): k for k in missing}
+            report(0, len(missing))
+            finished = concurrent.futures.as_completed(futures)
+            for done, future in enumerate(finished, start=1):
+                self._programs[futures[future]] = future.result()
+                report(done, len(missing))
+        for kind, keys in signatures.items():
+            self._plans[kind] = tuple(key and self._programs[key] for key in keys)
+
+    def _trace(
+        self, graph: PipelineGraph, kind: Kind, route: Route
+    ) -> list[tuple[int, Signature] | None]:
+        """Returns the signature of each stage, tracing what is new."""
+        outputs: dict[int, Layout] = {}
+        keys: list[tuple[int, Signature] | None] = []
+        for s in range(graph.num_stages):
+            if not route.is_visited[s]:
+                keys.append(None)
+                continue
+            sources = graph.sources_of[s]
+            backward = route.has_backward[s]
+            signature = Signature(
+                params=self._params[s],
+                sources=tuple(outputs.get(u) for u in sources),
+                wants_cotangent=tuple(
+                    backward and u in outputs and route.has_backward[u] for u in sources
+                ),
+                num_targets=len(route.targets[s]) if backward else 0,
+                feed=kind.feeds[s],
+                has_backward=backward,
+                is_loss=s == graph.loss_stage,
+            )
+            key = (s, signature)
+            if key not in self._traced:
+                self._traced[key] = _trace(self._stages[s], key, self._trained[s])
+            outputs[s] = self._traced[key].output
+            keys.append(key)
+        return keys
+
+    def _compile_one(
+        self, graph: PipelineGraph, stage: int, signature: Signature
+    ) -> StagePrograms:
+        return compile_stage(
+            self._traced[stage, signature],
+            signature,
+            self._ranks[graph.placement[stage]],
+            self._param_shardings[stage],
+        )
+
+
+def _trace(stage: Stage, key: tuple[int, Signature], trained: Sequence[bool]) -> Traced:
+    try:
+        return trace_stage(stage, key[1], trained)
+    except Exception as error:
+        error.add_note(f"while tracing stage {key[0]}")
+        raise

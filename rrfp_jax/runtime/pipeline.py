@@ -1,0 +1,345 @@
+"""The library entry: stage functions, their parameters and a DAG; loss and gradients.
+
+The trainer uses this very object.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rrfp_jax.core import placement as placement_lib
+from rrfp_jax.core import policies
+from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
+from rrfp_jax.core.task import Task
+from rrfp_jax.core.trace import Trace
+from rrfp_jax.errors import ConfigError
+from rrfp_jax.runtime import compiler, placing, ties
+from rrfp_jax.runtime.devices import Devices, EmulatedDevices, RealDevices
+from rrfp_jax.runtime.executor import Executor, Step
+from rrfp_jax.runtime.stage import Layout, Stage, StageFunction, Tree, flatten
+from rrfp_jax.sim.costs import CostTable
+from rrfp_jax.sim.machine import Blocking, Overlapped
+from rrfp_jax.transport.in_process import InProcess
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulation:
+    """Stretches a step to a cost model, in real time.
+
+    Attributes:
+      costs: returns the durations of the tasks of a graph.
+      blocking: whether a transfer occupies both ranks.
+    """
+
+    costs: Callable[[PipelineGraph], CostTable]
+    blocking: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a step computed.
+
+    Attributes:
+      loss: scale times the sum of the microbatches' losses, in index order.
+      losses: the loss of each microbatch, unscaled.
+      aux: the auxiliary outputs of each microbatch.
+      grads: by stage, in the structure of its parameters, float32, on the devices of
+        its rank; None for what is not trained. Empty for a step without backward.
+      trace: what ran when.
+      flags: whether the results of each task are finite.
+    """
+
+    loss: float
+    losses: tuple[float, ...]
+    aux: tuple[Tree, ...]
+    grads: tuple[Tree, ...]
+    trace: Trace
+    flags: Mapping[Task, jax.Array]
+
+    def culprit(self) -> Task | None:
+        """Returns the first task whose results are not finite; None if all are.
+
+        First by microbatch, then by precedence: the one that the others have it from.
+        """
+        tasks = self.trace.graph.tasks()
+        return next((task for task in tasks if not self.flags[task]), None)
+
+
+class Pipeline:
+    """Runs training steps of stages on pipeline ranks.
+
+    Args:
+      stages: in topological order, the loss last: functions, or `Stage`s.
+      params: a tree for each stage; only shapes and dtypes matter here.
+      edges: (source, target) pairs; a chain by default.
+      placement: the rank of each stage; one stage a rank by default.
+      policy: how ranks choose among ready tasks.
+      ranks: the devices of each rank; by default one local device each.
+      partition: a tree of `PartitionSpec` for each stage, or None for a replicated one.
+      tied: groups of parameters that are one, each named by (stage, *path).
+      skips: returns the stages that a microbatch does not visit; none by default.
+      emulation: stretches steps to a cost model.
+
+    Raises:
+      ConfigError: these do not fit together.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage | StageFunction],
+        params: Sequence[Tree],
+        *,
+        edges: Sequence[Edge] | None = None,
+        placement: Sequence[int] | None = None,
+        policy: policies.Policy | None = None,
+        ranks: Sequence[placing.RankMesh] | None = None,
+        partition: Sequence[Tree] | None = None,
+        tied: Sequence[ties.Group] = (),
+        skips: Callable[[Tree], Collection[int]] = lambda microbatch: (),
+        emulation: Emulation | None = None,
+    ) -> None:
+        self._stages = [s if isinstance(s, Stage) else Stage(s) for s in stages]
+        if len(params) != len(stages):
+            raise ConfigError(
+                f"{len(params)} parameter trees were given for {len(stages)} stages.\n"
+                "  Give one for each stage; {} for a stage without parameters."
+            )
+        self._layouts = [flatten(tree)[1] for tree in params]
+        self._trained = [
+            stage.trained(tree)
+            for stage, tree in zip(self._stages, params, strict=True)
+        ]
+        self._edges = tuple(chain_edges(len(stages)) if edges is None else edges)
+        self._placement = tuple(
+            placement_lib.one_each(len(stages)) if placement is None else placement
+        )
+        self.policy = policy or policies.Policy()
+        probe = self.graph([frozenset()])  # checks edges and placement
+        self.ranks = list(ranks or placing.make_ranks(probe.num_ranks))
+        self.param_shardings = [
+            self._shardings(stage, params, partition) for stage in range(len(stages))
+        ]
+        self._tied = ties.Ties(tied, params)
+        self._skips = skips
+        self.emulation = emulation
+        self.compiler = compiler.Compiler(
+            self._stages, self._layouts, self._trained, self.ranks, self.param_shardings
+        )
+
+    def graph(
+        self, skipped: Sequence[Collection[int]], backward: bool = True
+    ) -> PipelineGraph:
+        """Returns the graph of a step.
+
+        Args:
+          skipped: for each microbatch, the stages it does not visit.
+          backward: whether there is a backward.
+        """
+        frozen = [s for s, each in enumerate(self._trained) if not any(each)]
+        return PipelineGraph(
+            num_stages=len(self._stages),
+            num_microbatches=len(skipped),
+            edges=self._edges,
+            placement=self._placement,
+            skipped=frozenset((s, j) for j, each in enumerate(skipped) for s in each),
+            frozen=frozenset(frozen if backward else range(len(self._stages))),
+        )
+
+    def place(self, params: Sequence[Tree]) -> list[Tree]:
+        """Returns the parameters on the devices of their ranks."""
+        placed = [self._place(s, tree) for s, tree in enumerate(params)]
+        return [
+            layout.unflatten(leaves)
+            for layout, leaves in zip(self._layouts, placed, strict=True)
+        ]
+
+    def compile(
+        self,
+        microbatches: Sequence[Tree],
+        backward: bool = True,
+        report: compiler.Report | None = None,
+    ) -> None:
+        """Compiles all programs for microbatches of these shapes.
+
+        Args:
+          microbatches: arrays, or `jax.ShapeDtypeStruct`s in their stead.
+          backward: whether to train or to evaluate on them.
+          report: is told of progress.
+        """
+        graph, feeds = self._prepare(microbatches, backward)
+        self.compiler.plans(graph, [[f[1] for f in each] for each in feeds], report)
+
+    def loss_and_grad(
+        self, params: Sequence[Tree], microbatches: Sequence[Tree], scale: float = 1.0
+    ) -> tuple[float, tuple[Tree, ...]]:
+        """Returns the loss of a step and its gradients, by stage.
+
+        Args:
+          params: a tree for each stage.
+          microbatches: a tree each; `rrfp_jax.split` makes them from a batch.
+          scale: what the sum of losses is multiplied by, such as 1 / number of tokens.
+        """
+        result = self.run(params, microbatches, scale)
+        return result.loss, result.grads
+
+    def run(
+        self,
+        params: Sequence[Tree],
+        microbatches: Sequence[Tree],
+        scale: float = 1.0,
+        backward: bool = True,
+    ) -> Result:
+        """Runs one step; compiles first what was not compiled before.
+
+        Raises:
+          ConfigError: the policy does not fit this step's graph, or a microbatch is of
+            a shape that was not declared before the compiler was sealed.
+        """
+        graph, feeds = self._prepare(microbatches, backward)
+        dispatchers = policies.dispatchers(graph, self.policy)
+        plans = self.compiler.plans(graph, [[f[1] for f in each] for each in feeds])
+        loss_rank = self.ranks[graph.placement[graph.loss_stage]]
+        step = Step(
+            graph=graph,
+            programs=plans,
+            params=[self._place(s, tree) for s, tree in enumerate(params)],
+            feeds=[[f[0] for f in each] for each in feeds],
+            scale=jax.device_put(np.float32(scale), loss_rank.replicated),
+            accumulators=self._zeros() if backward else [],
+        )
+        transport = InProcess()
+        devices = self._devices(graph, transport)
+        trace = Executor(step, self.ranks, dispatchers, transport, devices).run()
+        return self._result(step, plans, scale, trace)
+
+    def _prepare(
+        self, microbatches: Sequence[Tree], backward: bool
+    ) -> tuple[PipelineGraph, list[list[tuple[list[Any], Layout]]]]:
+        graph = self.graph([self._skips(m) for m in microbatches], backward)
+        feeds = [
+            [
+                flatten(stage.select(m)) if graph.route(j).is_visited[s] else _NO_FEED
+                for s, stage in enumerate(self._stages)
+            ]
+            for j, m in enumerate(microbatches)
+        ]
+        return graph, feeds
+
+    def _devices(self, graph: PipelineGraph, transport: InProcess) -> Devices:
+        if self.emulation is None:
+            return RealDevices(graph, transport)
+        costs = self.emulation.costs(graph)
+        machine = Blocking if self.emulation.blocking else Overlapped
+        return EmulatedDevices(machine(graph, costs))
+
+    def _result(
+        self,
+        step: Step,
+        plans: Sequence[compiler.Plan],
+        scale: float,
+        trace: Trace,
+    ) -> Result:
+        losses, aux = [], []
+        for j, plan in enumerate(plans):
+            programs = plan[-1]
+            assert programs is not None
+            loss, extra = programs.output.unflatten(step.outputs[j])
+            losses.append(float(loss))
+            aux.append(extra)
+        loss = float(np.sum(np.asarray(losses, np.float32)) * np.float32(scale))
+        grads = [
+            self._grads(s, accumulators)
+            for s, accumulators in enumerate(step.accumulators)
+        ]
+        if grads:
+            self._tied.add_up(grads)
+        return Result(loss, tuple(losses), tuple(aux), tuple(grads), trace, step.flags)
+
+    def _grads(self, stage: int, accumulators: Sequence[jax.Array]) -> Tree:
+        rest = iter(accumulators)
+        leaves = [next(rest) if is_acc else None for is_acc in self._accumulated(stage)]
+        return self._layouts[stage].unflatten(leaves)
+
+    def _accumulated(self, stage: int) -> list[bool]:
+        """For each parameter leaf, whether it has an accumulator."""
+        avals = self._layouts[stage].avals
+        return [
+            trained and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+            for trained, aval in zip(self._trained[stage], avals, strict=True)
+        ]
+
+    def _zeros(self) -> list[list[jax.Array]]:
+        return [make() for make in self._zero_programs]
+
+    @functools.cached_property
+    def _zero_programs(self) -> list[Callable[[], list[jax.Array]]]:
+        programs: list[Callable[[], list[jax.Array]]] = []
+        for stage, layout in enumerate(self._layouts):
+            chosen = [
+                (aval.shape, sharding)
+                for aval, sharding, is_acc in zip(
+                    layout.avals,
+                    self.param_shardings[stage],
+                    self._accumulated(stage),
+                    strict=True,
+                )
+                if is_acc
+            ]
+            shapes = [shape for shape, _ in chosen]
+
+            def zeros(shapes: list[tuple[int, ...]] = shapes) -> list[jax.Array]:
+                return [jnp.zeros(shape, jnp.float32) for shape in shapes]
+
+            programs.append(jax.jit(zeros, out_shardings=[s for _, s in chosen]))
+        return programs
+
+    def _place(self, stage: int, tree: Tree) -> list[Any]:
+        leaves = flatten(tree)[0]
+        shardings = self.param_shardings[stage]
+        moved = [
+            i
+            for i, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True))
+            if getattr(leaf, "sharding", None) != sharding
+        ]
+        for i in moved:
+            leaves[i] = jax.device_put(leaves[i], shardings[i])
+        return leaves
+
+    def _shardings(
+        self, stage: int, params: Sequence[Tree], partition: Sequence[Tree] | None
+    ) -> list[jax.sharding.Sharding]:
+        rank = self.ranks[self._placement[stage]]
+        specs = partition[stage] if partition else None
+        if specs is None:
+            return [rank.of_parameter(None) for _ in self._layouts[stage].avals]
+        matched = jax.tree.map(
+            lambda leaf, spec: rank.of_parameter(spec), params[stage], specs
+        )
+        return jax.tree.leaves(matched)
+
+
+_NO_FEED: tuple[list[Any], Layout] = ([], flatten(None)[1])
+
+
+def split(batch: Tree, num_microbatches: int) -> list[Tree]:
+    """Cuts the arrays of a batch along their first axis into microbatches.
+
+    The first ones are larger by a row where the number does not divide the rows.
+
+    Raises:
+      ConfigError: there are fewer rows than microbatches.
+    """
+    rows = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
+    if len(rows) != 1 or min(rows) < num_microbatches:
+        raise ConfigError(
+            f"arrays of {sorted(rows)} rows cannot be cut into {num_microbatches} "
+            "microbatches.\n  Give arrays of one length, at least that."
+        )
+    leaves, treedef = jax.tree.flatten(batch)
+    parts = [np.array_split(np.asarray(leaf), num_microbatches) for leaf in leaves]
+    return [jax.tree.unflatten(treedef, each) for each in zip(*parts, strict=True)]

@@ -1,0 +1,104 @@
+"""The devices of a pipeline rank and how values lie on them.
+
+A rank is a mesh with the axes `data` and `model`. Parameters follow the partition
+specs of their stage (replicated without any); activations, cotangents and feeds are
+split over `data` along their first axis where that divides it, and replicated over
+`model`. One process drives all of a rank's devices here: XLA inserts the collectives.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from rrfp_jax.errors import ConfigError
+
+DATA, MODEL = "data", "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankMesh:
+    """The devices that run the tasks of one pipeline rank."""
+
+    mesh: jax.sharding.Mesh
+
+    @property
+    def device(self) -> jax.Device:
+        """The first device; the only one of most ranks."""
+        device: jax.Device = self.mesh.devices.flat[0]
+        return device
+
+    @functools.cached_property
+    def replicated(self) -> Sharding:
+        """Where a value is whole on every device."""
+        return self._sharding(PartitionSpec())
+
+    @functools.cached_property
+    def split(self) -> Sharding:
+        """Where a value is cut over `data` along its first axis."""
+        return self._sharding(PartitionSpec(DATA))
+
+    def of_value(self, shape: Sequence[int]) -> Sharding:
+        """Returns where an activation, cotangent or feed of `shape` lies."""
+        ways = self.mesh.shape[DATA]
+        if ways > 1 and shape and shape[0] and shape[0] % ways == 0:
+            return self.split
+        return self.replicated
+
+    def of_parameter(self, spec: PartitionSpec | None) -> Sharding:
+        """Returns where a parameter with this spec lies."""
+        return self._sharding(spec or PartitionSpec())
+
+    def _sharding(self, spec: PartitionSpec) -> Sharding:
+        if self.mesh.size == 1:
+            return SingleDeviceSharding(self.device)
+        return NamedSharding(self.mesh, spec)
+
+
+def make_ranks(
+    num_ranks: int,
+    data: int = 1,
+    model: int = 1,
+    devices: Sequence[jax.Device] | None = None,
+) -> list[RankMesh]:
+    """Divides devices among pipeline ranks, consecutive ones together.
+
+    Args:
+      num_ranks: pipeline ranks.
+      data: data-parallel ways within a rank.
+      model: tensor-parallel ways within a rank.
+      devices: by default all of this process.
+
+    Raises:
+      ConfigError: there are fewer devices than that needs.
+    """
+    found = list(jax.local_devices() if devices is None else devices)
+    size = data * model
+    if len(found) < num_ranks * size:
+        raise ConfigError(
+            f"pipeline.num_ranks={num_ranks} x mesh.data={data} x mesh.model={model} "
+            f"needs {num_ranks * size} devices; there are {len(found)}.\n"
+            "  Lower one of them or, on a CPU, set --config.mesh.num_cpu_devices="
+            f"{num_ranks * size}."
+        )
+    return [
+        RankMesh(
+            jax.sharding.Mesh(
+                np.array(found[r * size : (r + 1) * size]).reshape(data, model),
+                (DATA, MODEL),
+            )
+        )
+        for r in range(num_ranks)
+    ]
+
+
+def avals_with(shardings: Sequence[Sharding], avals: Sequence[Any]) -> list[Any]:
+    """Returns `avals` with a sharding each, as ahead-of-time lowering takes them."""
+    return [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
+        for a, s in zip(avals, shardings, strict=True)
+    ]

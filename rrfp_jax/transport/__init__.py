@@ -1,0 +1,1 @@
+"""Moving payloads between pipeline ranks. Knows no schedule and no model."""

@@ -1,0 +1,121 @@
+"""Host time of the runtime against a plain loop over the same executables.
+
+    python scripts/bench/host_overhead.py [--json FILE]
+
+4 ranks x 64 microbatches of tiny programs, without emulation: all that is measured is
+the host. The plain loop makes the same calls (executables and `device_put`s) for one
+microbatch after another, knows the order beforehand and waits only at the end. Both
+run in turn; the medians are compared.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+NUM_RANKS, NUM_MICROBATCHES, NUM_REPEATS = 4, 64, 15
+jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
+
+import jax.numpy as jnp
+import numpy as np
+
+from rrfp_jax import Pipeline, Policy, Stage, split
+
+
+def first(params: Any, _: Any, feed: Any) -> Any:
+    """The stage that reads the microbatch."""
+    return jnp.tanh(feed["x"] @ params)
+
+
+def middle(params: Any, h: Any, _: Any) -> Any:
+    """A tiny stage."""
+    return jnp.tanh(h @ params)
+
+
+def last(params: Any, h: Any, _: Any) -> Any:
+    """A tiny loss."""
+    return jnp.sum(jnp.tanh(h @ params) ** 2)
+
+
+class PlainLoop:
+    """Calls a pipeline's own executables in a fixed order, microbatch by microbatch."""
+
+    def __init__(self, pipeline: Pipeline, params: Any, microbatches: Any) -> None:
+        graph, self._feeds = pipeline._prepare(microbatches, backward=True)
+        layouts = [[feed[1] for feed in each] for each in self._feeds]
+        self._plans = pipeline.compiler.plans(graph, layouts)
+        self._at = [rank.replicated for rank in pipeline.ranks]
+        self._scale = jax.device_put(np.float32(1), self._at[-1])
+        self._params = [jax.tree.leaves(p) for p in params]
+        self._zeros = pipeline._zeros
+
+    def __call__(self) -> None:
+        """Runs a step and waits for its gradients."""
+        accumulators = self._zeros()
+        for feeds, plan in zip(self._feeds, self._plans, strict=True):
+            saved, payload = [], []
+            for s, programs in enumerate(plan):
+                rest = jax.device_put(payload or feeds[s][0], self._at[s])
+                payload, kept, _ = programs.forward(self._params[s], rest)
+                pool = [*rest, *payload, *kept]
+                saved.append([pool[i] for i in programs.saved])
+            cotangents = [self._scale]
+            for s in reversed(range(NUM_RANKS)):
+                accumulators[s], onward, _ = plan[s].backward(
+                    accumulators[s], self._params[s], saved[s], [cotangents]
+                )
+                if s:
+                    cotangents = jax.device_put(onward[0], self._at[s - 1])
+        jax.block_until_ready(accumulators)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Times one call."""
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    keys = jax.random.split(jax.random.key(0), NUM_RANKS)
+    params = [jax.random.normal(key, (8, 8)) for key in keys]
+    batch = {"x": np.ones((NUM_MICROBATCHES * 2, 8), np.float32)}
+    microbatches = split(batch, NUM_MICROBATCHES)
+    unfed = [Stage(fn, select=lambda _: None) for fn in (middle, middle, last)]
+    stages = [first, *unfed]
+    pipeline = Pipeline(stages, params, policy=Policy(hint="bf"))
+    params = pipeline.place(params)
+    plain_loop = PlainLoop(pipeline, params, microbatches)
+    runs: dict[str, list[float]] = {"plain loop": [], "rrfp_jax": []}
+    for repeat in range(NUM_REPEATS + 2):
+        loop_s = seconds(plain_loop)
+        ours_s = seconds(lambda: pipeline.run(params, microbatches))
+        if repeat >= 2:  # the first two compile and warm up
+            runs["plain loop"].append(loop_s)
+            runs["rrfp_jax"].append(ours_s)
+    num_tasks = 2 * NUM_RANKS * NUM_MICROBATCHES
+    print(f"{'':>12} {'ms a step':>10} {'us a task':>10}")
+    for name, times in runs.items():
+        median_s = statistics.median(times)
+        print(f"{name:>12} {median_s * 1e3:10.1f} {median_s / num_tasks * 1e6:10.0f}")
+    pairs = zip(runs["rrfp_jax"], runs["plain loop"], strict=True)
+    figures = {
+        "ratio_to_plain_loop": statistics.median(a / b for a, b in pairs),
+        "host_us_per_task": statistics.median(runs["rrfp_jax"]) / num_tasks * 1e6,
+    }
+    print(f"ratio, median of {NUM_REPEATS} pairs: {figures['ratio_to_plain_loop']:.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

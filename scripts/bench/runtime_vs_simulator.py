@@ -1,0 +1,115 @@
+"""The runtime on emulated devices against the simulator, on the same durations.
+
+    python scripts/bench/runtime_vs_simulator.py [--json FILE]
+
+4 ranks, 32 microbatches. First the makespan: BF with constant tasks of 5/10 ms and of
+20/40 ms, transfers of 1 ms, real over simulated. Then the speed-up of BF over fixed
+1F1B under J3 (RRFP §7.6) with lognormal transfers, 20/40 ms tasks, over 5 paired seeds,
+in the runtime and in the simulator.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+from typing import Any
+
+import jax
+
+NUM_RANKS, NUM_MICROBATCHES = 4, 32
+jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
+
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+
+from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
+from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.sim import costs, simulator
+from rrfp_jax.sim.costs import CostTable
+
+NUM_SEEDS = 5
+BF = Policy(hint="bf")
+FIXED = Policy(hint="1f1b", order="fixed")
+
+
+def make_pipeline() -> tuple[Pipeline, Any, Any]:
+    """Returns a pipeline of tiny stages, its parameters and its microbatches."""
+
+    def first(params: Any, _: Any, feed: Any) -> Any:
+        return jnp.tanh(feed["x"] @ params)
+
+    def middle(params: Any, h: Any, _: Any) -> Any:
+        return jnp.tanh(h @ params)
+
+    def last(params: Any, h: Any, _: Any) -> Any:
+        return jnp.sum(jnp.tanh(h @ params) ** 2)
+
+    keys = jax.random.split(jax.random.key(0), NUM_RANKS)
+    params = [jax.random.normal(key, (8, 8)) for key in keys]
+    rest = [Stage(fn, select=lambda _: None) for fn in (middle, middle, last)]
+    pipeline = Pipeline([first, *rest], params)
+    batch = {"x": np.ones((NUM_MICROBATCHES, 8), np.float32)}
+    return pipeline, pipeline.place(params), split(batch, NUM_MICROBATCHES)
+
+
+def constant(forward_ms: float, graph: PipelineGraph) -> CostTable:
+    """Returns constant costs, the backward twice the forward, transfers of 1 ms."""
+    return costs.constant(graph, forward_ms / 1e3, forward_ms / 500, 1e-3)
+
+
+def disturbed(seed: int, graph: PipelineGraph) -> CostTable:
+    """Returns 20/40 ms under J3, with transfers of 2 ms and CV 1."""
+    table = costs.constant(graph, 20e-3, 40e-3, 2e-3)
+    table = costs.with_injected(table, costs.LEVELS["J3"], seed)
+    return costs.with_lognormal_transfers(table, 1.0, seed)
+
+
+class Both:
+    """Runs a policy in the runtime and in the simulator."""
+
+    def __init__(self) -> None:
+        self.pipeline, self.params, self.microbatches = make_pipeline()
+        self.pipeline.run(self.params, self.microbatches)  # compiles
+        self.graph = self.pipeline.graph([()] * NUM_MICROBATCHES)
+
+    def __call__(self, policy: Policy, table: CostTable) -> tuple[float, float]:
+        """Returns the real and the simulated makespan in seconds."""
+        self.pipeline.policy = policy
+        self.pipeline.emulation = Emulation(lambda _: table)
+        trace = self.pipeline.run(self.params, self.microbatches).trace
+        real_s = trace.log[-1].time_s  # when the host learned of the last finish
+        return real_s, simulator.simulate(self.graph, policy, table).makespan_s
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    both = Both()
+    figures: dict[str, float] = {}
+    print(f"{'':>28} {'real s':>8} {'simulated s':>12} {'ratio':>6}")
+    for forward_ms in (5, 20):
+        pairs = [both(BF, constant(forward_ms, both.graph)) for _ in range(3)]
+        real_s, simulated_s = sorted(pairs)[1]
+        ratio = real_s / simulated_s
+        name = f"BF, {forward_ms}/{2 * forward_ms} ms, median of 3"
+        print(f"{name:>28} {real_s:8.3f} {simulated_s:12.3f} {ratio:6.3f}")
+        figures[f"makespan_ratio_{forward_ms}ms"] = ratio
+    speedups = []
+    for seed in tqdm.tqdm(range(NUM_SEEDS), "paired seeds", leave=False):
+        table = disturbed(seed, both.graph)
+        fixed, ours = both(FIXED, table), both(BF, table)
+        speedups.append((fixed[0] / ours[0], fixed[1] / ours[1]))
+    real, simulated = (statistics.mean(each) for each in zip(*speedups, strict=True))
+    print(
+        f"speed-up of BF over 1F1B under J3: {real:.3f} real, {simulated:.3f} simulated"
+    )
+    figures |= {"speedup_runtime": real, "speedup_simulator": simulated}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
