@@ -1,0 +1,141 @@
+"""Batches from samples, in a reproducible order, prepared ahead by grain's threads.
+
+Everything is a function of (seed, batch number), so the position in the data is one
+number and resuming is exact. A data-parallel replica would take its share of each
+batch where `_batches` makes microbatches.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any, Self
+
+import grain
+
+from rrfp_jax import errors
+from rrfp_jax.data import config as config_lib
+from rrfp_jax.data import microbatch as microbatch_lib
+from rrfp_jax.data import sample as sample_lib
+
+
+class Loader:
+    """Endless training batches: an epoch is a permutation, and none is cut short.
+
+    A batch may span two epochs. Not thread-safe; one consumer. Threads prepare the
+    next `config.prefetch` batches meanwhile; `close` (or `with`) ends them.
+
+    Args:
+      source: the samples; at least one.
+      config: batch size, seed, buckets, prefetching.
+      num_microbatches: of each batch.
+      pad_id: the token on padding positions.
+    """
+
+    def __init__(
+        self,
+        source: sample_lib.SampleSource,
+        config: config_lib.DataConfig,
+        num_microbatches: int,
+        pad_id: int,
+    ) -> None:
+        order = grain.MapDataset.source(source).seed(config.seed).shuffle().repeat()
+        batches = _batches(order, config, num_microbatches, pad_id)
+        self._iterator = iter(batches)
+        self._order: dict[str, Any] = {
+            "source": str(config.source),
+            "seed": config.seed,
+            "batch_size": config.batch_size,
+            "num_samples": len(source),
+        }
+
+    def __iter__(self) -> Iterator[list[microbatch_lib.Microbatch]]:
+        return self
+
+    def __next__(self) -> list[microbatch_lib.Microbatch]:
+        """Returns the microbatches of the next step.
+
+        Raises:
+          ConfigError: for bad data that no check ahead has found.
+        """
+        batch: list[microbatch_lib.Microbatch] = next(self._iterator)
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Returns where the next batch is; survives JSON, independent of M."""
+        return {
+            "order": dict(self._order),
+            "iterator": copy.deepcopy(self._iterator.get_state()),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues exactly where `state` was taken.
+
+        Raises:
+          ConfigError: when this loader's order of samples is another one.
+        """
+        for name, value in self._order.items():
+            saved = state["order"][name]
+            if saved == value:
+                continue
+            if name == "num_samples":
+                raise errors.ConfigError(
+                    f"the checkpoint was written with {saved} samples; the data now "
+                    f"has {value}.\n  Restore the data, --config.data.paths or "
+                    "--config.data.length_buckets, or start in another --workdir."
+                )
+            raise errors.ConfigError(
+                f"the checkpoint was written with data.{name}={saved}; it is now "
+                f"{value}.\n  Set --config.data.{name} to {saved}, or start in "
+                "another --workdir."
+            )
+        self._iterator.set_state(copy.deepcopy(state["iterator"]))
+
+    def close(self) -> None:
+        """Ends the prefetching threads, each after the batch it is at."""
+        self._iterator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def evaluation(
+    source: sample_lib.SampleSource,
+    config: config_lib.DataConfig,
+    num_microbatches: int,
+    pad_id: int,
+) -> Iterator[list[microbatch_lib.Microbatch]]:
+    """Yields every sample once, in order; masked rows fill up the last batch.
+
+    Args:
+      source: the held-out samples.
+      config: batch size, buckets, prefetching.
+      num_microbatches: of each batch.
+      pad_id: the token on padding positions.
+    """
+    order = grain.MapDataset.source(source)
+    batches = iter(_batches(order, config, num_microbatches, pad_id))
+    with contextlib.closing(batches):
+        yield from batches
+
+
+def _batches(
+    order: grain.MapDataset,
+    config: config_lib.DataConfig,
+    num_microbatches: int,
+    pad_id: int,
+) -> grain.IterDataset:
+    """Returns the data set of lists of microbatches, one for each step."""
+
+    def cut(samples: list[sample_lib.Sample]) -> list[microbatch_lib.Microbatch]:
+        return microbatch_lib.microbatches(samples, num_microbatches, config, pad_id)
+
+    batches = order.batch(config.batch_size, drop_remainder=False, batch_fn=list)
+    return batches.map(cut).to_iter_dataset(
+        grain.ReadOptions(
+            num_threads=config.num_workers if config.prefetch else 0,
+            prefetch_buffer_size=config.prefetch if config.num_workers else 0,
+        )
+    )
