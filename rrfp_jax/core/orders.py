@@ -13,6 +13,7 @@ With several stages on a rank, `1f1b` is Megatron's interleaved order
 (arXiv:2104.04473 §2.2), which exists only for round-robin placement of a chain.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -142,11 +143,12 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> list[Order]:
     """Reads one line a rank, entries as `0F0`; empty entries are skipped.
 
     This is the compute-only format of torch.distributed.pipelining with B for a whole
-    backward.
+    backward. The file lists every task of a step in which no stage is skipped; what
+    this step skips is left out of what is returned.
 
     Args:
       text: the file's content.
-      graph: whose tasks the file must list, each once and on its own rank.
+      graph: whose tasks the file lists, each once and on its own rank.
       source: the file's name, for messages.
 
     Raises:
@@ -158,11 +160,12 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> list[Order]:
             f"{source} orders {len(lines)} ranks; the pipeline has {graph.num_ranks}.\n"
             "  Write one line a rank."
         )
+    whole = dataclasses.replace(graph, skipped=frozenset())
     orders = []
     for rank, line in enumerate(lines):
         order = tuple(task.parse(entry) for entry in line.split(",") if entry.strip())
-        _check_complete(order, graph, rank, source)
-        orders.append(order)
+        _check_complete(order, whole, rank, source)
+        orders.append(tuple(found for found in order if _exists(graph, found)))
     return orders
 
 

@@ -21,7 +21,7 @@ from rrfp_jax.runtime.stage import Layout, Stage
 from rrfp_jax.runtime.tracing import Signature, Traced, trace_stage
 
 Plan = tuple[StagePrograms | None, ...]
-Report = Callable[[int, int], None]  # programs compiled so far, and in all
+Report = Callable[[], None]  # called for each program that was compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,24 +78,32 @@ class Compiler:
         Args:
           graph: the step.
           feeds: layouts by microbatch, then stage.
-          report: is told of progress.
+          report: is called for each program that was compiled.
 
         Raises:
           ConfigError: the compiler is sealed and a kind is new.
         """
-        kinds = []
-        for j, layouts in enumerate(feeds):
-            route = graph.route(j)
-            skipped = frozenset(range(graph.num_stages)) - set(route.stages)
-            kinds.append(Kind(skipped, tuple(layouts), route.has_backward))
-        new = {
+        kinds = _kinds(graph, feeds)
+        new = self._new(graph, kinds)
+        if new:
+            self._compile(graph, new, report or (lambda: None))
+        return [self._plans[kind] for kind in kinds]
+
+    def missing(
+        self, graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]
+    ) -> list[tuple[int, Signature]]:
+        """Returns stage and signature of each program that `plans` would compile."""
+        keys = []
+        for kind, route in self._new(graph, _kinds(graph, feeds)).items():
+            keys += [key for key in self._trace(graph, kind, route) if key]
+        return [key for key in dict.fromkeys(keys) if key not in self._programs]
+
+    def _new(self, graph: PipelineGraph, kinds: Sequence[Kind]) -> dict[Kind, Route]:
+        return {
             kind: graph.route(j)
             for j, kind in enumerate(kinds)
             if kind not in self._plans
         }
-        if new:
-            self._compile(graph, new, report or (lambda done, total: None))
-        return [self._plans[kind] for kind in kinds]
 
     def _compile(
         self, graph: PipelineGraph, new: dict[Kind, Route], report: Report
@@ -109,16 +117,18 @@ class Compiler:
         signatures = {
             kind: self._trace(graph, kind, route) for kind, route in new.items()
         }
-        wanted = {key: None for keys in signatures.values() for key in keys if key}
+        wanted = dict.fromkeys(
+            key for keys in signatures.values() for key in keys if key
+        )
         missing = [key for key in wanted if key not in self._programs]
-        workers = min(len(missing) or 1, os.cpu_count() or 1)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+        try:
             futures = {pool.submit(self._compile_one, graph, *k): k for k in missing}
-            report(0, len(missing))
-            finished = concurrent.futures.as_completed(futures)
-            for done, future in enumerate(finished, start=1):
+            for future in concurrent.futures.as_completed(futures):
                 self._programs[futures[future]] = future.result()
-                report(done, len(missing))
+                report()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         for kind, keys in signatures.items():
             self._plans[kind] = tuple(key and self._programs[key] for key in keys)
 
@@ -161,6 +171,15 @@ class Compiler:
             self._ranks[graph.placement[stage]],
             self._param_shardings[stage],
         )
+
+
+def _kinds(graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]) -> list[Kind]:
+    kinds = []
+    for j, layouts in enumerate(feeds):
+        route = graph.route(j)
+        skipped = frozenset(range(graph.num_stages)) - set(route.stages)
+        kinds.append(Kind(skipped, tuple(layouts), route.has_backward))
+    return kinds
 
 
 def _trace(stage: Stage, key: tuple[int, Signature], trained: Sequence[bool]) -> Traced:

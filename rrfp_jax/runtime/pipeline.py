@@ -150,6 +150,16 @@ class Pipeline:
             frozen=frozenset(frozen if backward else range(len(self._stages))),
         )
 
+    @property
+    def sharding_trees(self) -> list[Tree]:
+        """Where each parameter lies: a tree of shardings for each stage."""
+        return [
+            layout.unflatten(shardings)
+            for layout, shardings in zip(
+                self._layouts, self.param_shardings, strict=True
+            )
+        ]
+
     def place(self, params: Sequence[Tree]) -> list[Tree]:
         """Returns the parameters on the devices of their ranks."""
         placed = [self._place(s, tree) for s, tree in enumerate(params)]
@@ -169,10 +179,25 @@ class Pipeline:
         Args:
           microbatches: arrays, or `jax.ShapeDtypeStruct`s in their stead.
           backward: whether to train or to evaluate on them.
-          report: is told of progress.
+          report: is called for each program that was compiled.
         """
         graph, feeds = self._prepare(microbatches, backward)
-        self.compiler.plans(graph, [[f[1] for f in each] for each in feeds], report)
+        self.compiler.plans(graph, _layouts(feeds), report)
+
+    def num_uncompiled(
+        self, microbatches: Sequence[Tree], backward: bool = True
+    ) -> int:
+        """Returns how many programs `compile` would compile; traces them."""
+        graph, feeds = self._prepare(microbatches, backward)
+        return len(self.compiler.missing(graph, _layouts(feeds)))
+
+    def check(self, num_microbatches: int) -> None:
+        """Checks that the policy fits steps of so many microbatches.
+
+        Raises:
+          ConfigError: it does not.
+        """
+        policies.dispatchers(self.graph([()] * num_microbatches), self.policy)
 
     def loss_and_grad(
         self, params: Sequence[Tree], microbatches: Sequence[Tree], scale: float = 1.0
@@ -202,7 +227,7 @@ class Pipeline:
         """
         graph, feeds = self._prepare(microbatches, backward)
         dispatchers = policies.dispatchers(graph, self.policy)
-        plans = self.compiler.plans(graph, [[f[1] for f in each] for each in feeds])
+        plans = self.compiler.plans(graph, _layouts(feeds))
         loss_rank = self.ranks[graph.placement[graph.loss_stage]]
         step = Step(
             graph=graph,
@@ -321,6 +346,10 @@ class Pipeline:
             lambda leaf, spec: rank.of_parameter(spec), params[stage], specs
         )
         return jax.tree.leaves(matched)
+
+
+def _layouts(feeds: Sequence[Sequence[tuple[list[Any], Layout]]]) -> list[list[Layout]]:
+    return [[layout for _, layout in each] for each in feeds]
 
 
 _NO_FEED: tuple[list[Any], Layout] = ([], flatten(None)[1])

@@ -1,0 +1,1 @@
+"""Where models and runtime meet: optimizer, step loop, evaluation, checkpoints."""

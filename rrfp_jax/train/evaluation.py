@@ -1,0 +1,49 @@
+"""Evaluation through the training pipeline, forwards only."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from rrfp_jax.data.microbatch import Microbatch
+from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.train import feeds
+from rrfp_jax.train.optimizer import Trees
+
+
+def evaluate(
+    pipeline: Pipeline,
+    params: Trees,
+    batches: Iterable[list[Microbatch]],
+    is_bytes: bool,
+) -> dict[str, float]:
+    """Scores the held-out samples.
+
+    Args:
+      pipeline: the one that trains.
+      params: by stage.
+      batches: lists of microbatches.
+      is_bytes: whether a token is a byte.
+
+    Returns:
+      `eval_loss` in nats a token; `eval_accuracy`, the share of right tokens;
+      `eval_exact_match`, the share of samples with every token right (with the right
+      answer before it a token is predicted as it is in greedy decoding, so this is the
+      share of samples that greedy decoding answers exactly); and for bytes
+      `eval_bits_per_byte`.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    for batch in batches:
+        result = pipeline.run(params, feeds.feeds(batch, None, 0), backward=False)
+        sums["loss"] += sum(result.losses)
+        for aux in result.aux:
+            for name, value in aux.items():
+                sums[name] += float(value)
+    tokens, rows = max(sums["num_tokens"], 1), max(sums["num_rows"], 1)
+    scores = {
+        "eval_loss": sums["loss"] / tokens,
+        "eval_accuracy": sums["num_correct"] / tokens,
+        "eval_exact_match": sums["num_exact"] / rows,
+    }
+    if is_bytes:
+        scores["eval_bits_per_byte"] = sums["loss"] / tokens / math.log(2)
+    return scores

@@ -1,0 +1,294 @@
+"""The trainer: builds a run from its config and steps it to the end."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from absl import logging
+
+from rrfp_jax.core import trace as trace_lib
+from rrfp_jax.data import dataset
+from rrfp_jax.data.microbatch import Microbatch
+from rrfp_jax.data.tokenizer import ByteTokenizer, check_vocabulary
+from rrfp_jax.models.layer import Shape
+from rrfp_jax.models.model import build
+from rrfp_jax.observe import chrome_trace, timeline
+from rrfp_jax.observe.metrics import MetricsWriter
+from rrfp_jax.observe.progress import progress
+from rrfp_jax.runtime import placing
+from rrfp_jax.runtime.pipeline import Pipeline, Result
+from rrfp_jax.sim.report import report
+from rrfp_jax.train import feeds, stages, workdir
+from rrfp_jax.train.checkpoint import Checkpoints, State
+from rrfp_jax.train.config import TrainConfig
+from rrfp_jax.train.evaluation import evaluate
+from rrfp_jax.train.optimizer import Optimizer, Trees, schedule
+
+
+class Trainer:
+    """One run. `__init__` finds all that is wrong with it; `run` compiles and trains.
+
+    Raises:
+      ConfigError: the config, the data or the machine do not make a run.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        model = build(config.model.language, config.model.vision)
+        self._data = dataset.open_data(config.data, config.pipeline.num_microbatches)
+        check_vocabulary(self._data.tokenizer, config.model.language.vocab_size)
+        largest = max(self._data.buckets, key=lambda b: (b.num_images, b.length))
+        shape = Shape(largest.rows, largest.length, largest.num_images)
+        self._cut = stages.cut_model(model, config.model, config.pipeline, shape)
+        placement = config.pipeline.stage_ranks
+        ranks = placing.make_ranks(
+            config.pipeline.num_ranks, config.mesh.data, config.mesh.model
+        )
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        by_stage = self._cut.by_stage(shapes)
+        without_images = self._cut.without_images()
+        self._pipeline = Pipeline(
+            self._cut.stages(config.model.recompute),
+            by_stage,
+            edges=self._cut.edges,
+            placement=placement,
+            policy=config.pipeline.policy,
+            ranks=ranks,
+            partition=self._cut.partition(by_stage),
+            tied=self._cut.tied,
+            skips=lambda m: () if "images_NHWC" in m else without_images,
+        )
+        self._pipeline.check(config.pipeline.num_microbatches)
+        self._optimizer = Optimizer(
+            config.optimizer,
+            config.train.num_steps,
+            self._cut,
+            [ranks[rank] for rank in placement],
+        )
+        self._schedule = schedule(config.optimizer, config.train.num_steps)
+        rates = [config.model.language.dropout]
+        rates += [config.model.vision.dropout] if config.model.vision else []
+        self._has_dropout = max(rates) > 0
+        self._model = model
+
+    def run(self, folder: pathlib.Path) -> dict[str, float]:
+        """Trains to the last step, from the newest checkpoint in `folder` if any.
+
+        Returns the figures of the last evaluation, empty where there is none. An
+        interrupt (Ctrl-C) saves the last finished step before it goes on.
+        """
+        config = self._config
+        workdir.claim(folder, dataclasses.asdict(config))
+        checkpoints = Checkpoints(folder, config.train.keep_checkpoints)
+        with (
+            contextlib.closing(self._data.train),
+            contextlib.closing(checkpoints),
+            MetricsWriter(folder) as metrics,
+        ):
+            state = self._initial_state()
+            if checkpoints.latest is not None:
+                state = checkpoints.restore(state)
+                self._data.train.restore(state.data)
+                logging.info("continuing from step %d", state.step)
+            metrics.rewind(state.step)
+            self._compile(state)
+            loop = _Loop(self, folder, state, checkpoints, metrics)
+            return loop.run()
+
+    def _initial_state(self) -> State:
+        """Initialises each stage where it lies; how layers are cut changes nothing."""
+        key = jax.random.key(self._config.train.seed)
+        params: Trees = []
+        for layers, like in zip(
+            self._cut.layers, self._pipeline.sharding_trees, strict=True
+        ):
+            names = tuple(layer.name for layer in layers)
+            init = functools.partial(self._model.init, names=names)
+            params.append(jax.jit(init, out_shardings=like)(key))
+        optimizer = self._optimizer.init(params)
+        return State(0, params, optimizer, self._data.train.state())
+
+    def _compile(self, state: State) -> None:
+        """Compiles all that the run will need, and forbids more."""
+        data = self._config.data
+        examples = [
+            feeds.example(bucket, data.image_size, data.channels, False)
+            for bucket in self._data.buckets
+        ]
+        trained = [
+            feeds.example(bucket, data.image_size, data.channels, self._has_dropout)
+            for bucket in self._data.buckets
+        ]
+        for backward, shapes in ((True, trained), (False, examples)):
+            what = "compile training" if backward else "compile evaluation"
+            total = self._pipeline.num_uncompiled(shapes, backward)
+            with progress(total, what, "program") as bar:
+                self._pipeline.compile(shapes, backward, bar.advance)
+        with progress(1, "compile optimizer", "stage") as bar:
+            self._optimizer.compile(state.params, state.optimizer)
+            bar.advance()
+        self._pipeline.compiler.is_sealed = True
+
+    def step(self, state: State, batch: list[Microbatch]) -> "Figures":
+        """Runs one step, forward, backward, update, and moves `state` on.
+
+        A step that is not finite changes nothing but the count of steps and the
+        position in the data. `state` is always that of a whole step: an interrupt comes
+        before the update or after it.
+        """
+        num_tokens = sum(microbatch.num_tokens for microbatch in batch)
+        seed = self._config.train.seed if self._has_dropout else None
+        arrays = feeds.feeds(batch, seed, state.step)
+        result = self._pipeline.run(state.params, arrays, 1 / max(num_tokens, 1))
+        norm = self._optimizer.norm(result.grads)
+        is_finite = math.isfinite(norm) and math.isfinite(result.loss)
+        with _uninterrupted():
+            if is_finite:
+                state.params, state.optimizer = self._optimizer.update(
+                    state.params, state.optimizer, result.grads, norm
+                )
+            state.step += 1
+            state.data = self._data.train.state()
+        if not is_finite:
+            logging.error(
+                "step %d is not finite (loss %s, gradient norm %s), first at task %s "
+                "(stage, kind, microbatch); nothing was updated",
+                state.step,
+                result.loss,
+                norm,
+                result.culprit(),
+            )
+        return Figures(result, norm, num_tokens, is_finite)
+
+    def evaluate(self, params: Trees) -> dict[str, float]:
+        """Scores the held-out samples; empty where there are none."""
+        if self._data.held_out is None:
+            return {}
+        is_bytes = isinstance(self._data.tokenizer, ByteTokenizer)
+        return evaluate(self._pipeline, params, self._data.evaluation(), is_bytes)
+
+    def learning_rate(self, step: int) -> float:
+        """Returns the rate of a step, counted from 0."""
+        return float(self._schedule(step))
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What a step gives to report."""
+
+    result: Result
+    norm: float
+    num_tokens: float
+    is_finite: bool
+
+
+class _Loop:
+    """Steps a run to its end, writing what the config asks for."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: pathlib.Path,
+        state: State,
+        checkpoints: Checkpoints,
+        metrics: MetricsWriter,
+    ) -> None:
+        self._trainer = trainer
+        self._config = trainer._config.train
+        self._folder = folder
+        self._state = state
+        self._checkpoints = checkpoints
+        self._metrics = metrics
+
+    def run(self) -> dict[str, float]:
+        """Runs; on an interrupt, saves the last finished step first."""
+        scores: dict[str, float] = {}
+        first, last = self._state.step, self._config.num_steps
+        try:
+            with progress(last, "train", "step", initial=first) as bar:
+                for _ in range(first, last):
+                    figures = self._step()
+                    shown = {k: figures[k] for k in _SHOWN}
+                    bar.advance(shown)
+                    if self._is_due(self._config.eval_every):
+                        scores = self._evaluate()
+                    if self._is_due(self._config.checkpoint_every):
+                        self._checkpoints.save(self._state)
+        except KeyboardInterrupt:
+            logging.warning("interrupted; saving step %d", self._state.step)
+            self._checkpoints.save(self._state)
+            raise
+        return scores
+
+    def _is_due(self, every: int) -> bool:
+        step = self._state.step
+        return step == self._config.num_steps or bool(every and step % every == 0)
+
+    def _step(self) -> dict[str, float]:
+        began_s = time.perf_counter()
+        batch = next(self._trainer._data.train)
+        rate = self._trainer.learning_rate(self._state.step)
+        figures = self._trainer.step(self._state, batch)
+        elapsed_s = time.perf_counter() - began_s
+        step, result = self._state.step, figures.result
+        steps = report(result.trace)
+        line = {
+            "loss": result.loss,
+            "step_time_s": elapsed_s,
+            "tokens_per_s": figures.num_tokens / elapsed_s,
+            "bubble": steps.bubble_fraction,
+            "peak_in_flight": max(steps.peak_in_flight),
+            "grad_norm": figures.norm,
+            "learning_rate": rate,
+            "is_finite": int(figures.is_finite),
+        }
+        if step % self._config.log_every == 0 or step == self._config.num_steps:
+            self._metrics.write(step, line)
+        if step == self._config.trace_step:
+            self._write_trace(result.trace)
+        return line
+
+    def _evaluate(self) -> dict[str, float]:
+        scores = self._trainer.evaluate(self._state.params)
+        if scores:
+            self._metrics.write(self._state.step, scores)
+            named = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+            logging.info("step %d: %s", self._state.step, named)
+        return scores
+
+    def _write_trace(self, trace: trace_lib.Trace) -> None:
+        folder = self._folder / "traces"
+        folder.mkdir(exist_ok=True)
+        stem = f"step_{self._state.step:06d}"
+        timeline.draw([(f"step {self._state.step}", trace)], folder / f"{stem}.png")
+        chrome_trace.write(trace, folder / f"{stem}.perfetto.json")
+        (folder / f"{stem}.trace.json").write_text(trace_lib.to_json(trace))
+
+
+_SHOWN = ("loss", "tokens_per_s", "step_time_s", "bubble")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back: the update uses up the old state stage by stage."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[Any] = []
+    before = signal.signal(
+        signal.SIGINT, lambda *signal_info: caught.append(signal_info)
+    )
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught and callable(before):
+            before(*caught[0])
