@@ -139,7 +139,8 @@ def _explain_override(arguments: Sequence[str]) -> ConfigError:
 
 
 def _load(file: str) -> Any:
-    scratch, argv = flags.FlagValues(), ["", f"--config={file}"]
+    scratch = flags.FlagValues()  # type: ignore[no-untyped-call]
+    argv = ["", f"--config={file}"]
     config_flags.DEFINE_config_file("config", flag_values=scratch, sys_argv=argv)
     scratch(argv)
     return scratch["config"].value

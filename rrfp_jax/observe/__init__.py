@@ -1,0 +1,1 @@
+"""What people look at: pictures, traces, metrics, progress. No JAX, no training."""
