@@ -44,6 +44,8 @@ class ReadinessFirst:
 
     def take(self) -> Task | None:
         """Removes and returns the best task, if there is one."""
+        if not len(self._ready):  # most calls of a step
+            return None
         task = self._hint.choose(self._ready)
         if task is not None:
             self._ready.launched(task)

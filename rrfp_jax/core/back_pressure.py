@@ -129,7 +129,7 @@ class OneByOne:
             return Open.ALL
         lowest = self._unfinished.lowest
         forward, backward = self._graph.local_order(lowest, self._rank)
-        done = self._launched[lowest]
+        done = self._launched.get(lowest, ())
         return Only(next(task for task in forward + backward if task not in done))
 
     def launched(self, task: Task) -> None:

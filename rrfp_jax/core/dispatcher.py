@@ -68,6 +68,9 @@ class Dispatcher:
         self._missing: dict[Task, tuple[Node, ...]] = {}
         self._running: list[Task] = []  # launched and unfinished, in launch order
         self._num_left = graph.num_tasks(rank)  # tasks not launched
+        self._stages = frozenset(graph.stages_of[rank])
+        self._is_started = False
+        self._story: list[Event | Instruction] = []  # all that was heard and said
 
     @property
     def is_done(self) -> bool:
@@ -85,21 +88,34 @@ class Dispatcher:
                 self._finish(task)
             case Arrived(source, to):
                 kind, stage, j = source
+                if (
+                    to not in self._stages
+                    or stage in self._stages
+                    or not 0 <= j < self._graph.num_microbatches
+                ):
+                    raise self._bug(
+                        f"{source} is no arrival of rank {self.rank}", source
+                    )
                 self._supply(Task(kind, to, j), (kind, stage))
             case Started():
                 self._start()
+        self._story.append(event)
         instructions: list[Instruction] = []
         while len(self._running) < self._launch_ahead:
             chosen = self._arbiter.take()
             if chosen is None:
                 break
             self._launch(chosen, instructions)
+        self._story += instructions
         return instructions
 
     def explain(self) -> list[str]:
         """Returns, for each task not launched, what it misses or what holds it."""
-        ready = self._arbiter.ready()
-        lines = [self._arbiter.why_held(task) for task in ready]
+        is_free = len(self._running) < self._launch_ahead
+        lines = [
+            self._arbiter.why_held(task) if is_free else f"{task} waits for its rank"
+            for task in self._arbiter.ready()
+        ]
         for task in self._graph.tasks(self.rank):
             inputs = self._graph.route(task.microbatch).inputs[task.kind, task.stage]
             missing = self._missing.get(task, inputs)
@@ -109,6 +125,9 @@ class Dispatcher:
         return lines
 
     def _start(self) -> None:
+        if self._is_started:
+            raise self._bug(f"rank {self.rank} was started twice")
+        self._is_started = True
         for task in self._graph.initial_tasks(self.rank):
             self._missing[task] = ()
             self._arbiter.add(task)
@@ -129,7 +148,7 @@ class Dispatcher:
         rest = tuple([node for node in missing if node != source])
         if len(rest) == len(missing):
             found = Task(*source, j)
-            raise InvariantError(f"{found} came to {task} twice, or is no input of it.")
+            raise self._bug(f"{found} came to {task} twice, or is no input of it", task)
         self._missing[task] = rest
         if not rest:
             self._arbiter.add(task)
@@ -145,6 +164,26 @@ class Dispatcher:
                 self._supply(Task(target_kind, target, j), (kind, stage))
             else:
                 instructions.append(Send(task, target))
+
+    def _bug(self, what: str, about: Task | None = None) -> InvariantError:
+        """Returns the error for what cannot happen, with the story of the microbatch."""
+        told = [
+            f"#{number} {_print(entry)}"
+            for number, entry in enumerate(self._story)
+            if about is None or _microbatch(entry) == about.microbatch
+        ]
+        return InvariantError(
+            f"{what}. This is a bug in rrfp_jax; please report this story of rank "
+            f"{self.rank}:\n  {'  '.join(told) or 'nothing before it'}"
+        )
+
+
+def _microbatch(entry: Event | Instruction) -> int:
+    return -1 if isinstance(entry, Started) else entry[0].microbatch
+
+
+def _print(entry: Event | Instruction) -> str:
+    return f"{type(entry).__name__}({', '.join(map(str, entry))})"
 
 
 def explain_stall(dispatchers: Iterable[Dispatcher]) -> str:

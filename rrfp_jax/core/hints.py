@@ -53,7 +53,8 @@ class Alternating:
     A round is one ready task of `first`, if any, then one ready task of the other kind,
     if any. A direction with nothing ready is passed over at once. So the turn is always
     the opposite of what was launched last, and depends on launches only: every process
-    that launches the same sequence is at the same turn.
+    that launches the same sequence is at the same turn. It follows that BF and FB can
+    differ only in the first launch of a rank.
     """
 
     def __init__(self, first: Kind) -> None:

@@ -85,7 +85,7 @@ def _interleaved(graph: PipelineGraph, factor: float) -> list[Order]:
         raise ConfigError(
             f"order 1f1b is not defined for placement {graph.placement}: ranks hold "
             "several stages, but not a whole chain round-robin.\n"
-            "  Set --config.pipeline.order to gpipe, give a CSV, or use readiness."
+            "  Set --config.pipeline.hint to gpipe or a CSV, or use a rule such as bf."
         )
     if count % ranks:
         legal = sorted(
@@ -102,18 +102,18 @@ def _interleaved(graph: PipelineGraph, factor: float) -> list[Order]:
         (k // ranks % chunks, k // group * ranks + k % ranks)
         for k in range(count * chunks)
     ]
-    orders = []
-    for rank in range(ranks):
-        warmup = 2 * (ranks - rank - 1) + (chunks - 1) * ranks
-        orders.append(
-            _alternate(
-                graph,
-                [(chunk * ranks + rank, j) for chunk, j in forward],
-                [((chunks - 1 - chunk) * ranks + rank, j) for chunk, j in forward],
-                math.ceil(factor * warmup),
-            )
+    warmups = [2 * (ranks - rank - 1) + (chunks - 1) * ranks for rank in range(ranks)]
+    # The same for all ranks: a multiple would let neighbours wait for each other.
+    deeper = math.ceil((factor - 1) * warmups[0])
+    return [
+        _alternate(
+            graph,
+            [(chunk * ranks + rank, j) for chunk, j in forward],
+            [((chunks - 1 - chunk) * ranks + rank, j) for chunk, j in forward],
+            warmup + deeper,
         )
-    return orders
+        for rank, warmup in enumerate(warmups)
+    ]
 
 
 def _alternate(
@@ -193,14 +193,27 @@ def _check_complete(order: Order, graph: PipelineGraph, rank: int, source: str) 
             )
 
 
-def check_finishes(orders: Sequence[Order], graph: PipelineGraph) -> list[int]:
-    """Runs fixed orders dry, without time, and returns the peak in flight of each rank.
+def peak_in_flight(order: Sequence[Task], graph: PipelineGraph, rank: int) -> int:
+    """Returns the most microbatches begun and unfinished at once on a rank."""
+    left: dict[int, int] = {}
+    peak = 0
+    for launched in order:
+        j = launched.microbatch
+        left.setdefault(j, graph.route(j).num_tasks[rank])
+        peak = max(peak, len(left))
+        left[j] -= 1
+        if not left[j]:
+            del left[j]
+    return peak
+
+
+def check_finishes(orders: Sequence[Order], graph: PipelineGraph) -> None:
+    """Runs fixed orders dry, without time.
 
     Raises:
       ConfigError: the orders cannot finish; says which task each rank is stuck at.
     """
     position = [0] * len(orders)
-    in_flight, peak = [0] * len(orders), [0] * len(orders)
     done: set[Task] = set()
     is_moving = True
     while is_moving:
@@ -209,13 +222,9 @@ def check_finishes(orders: Sequence[Order], graph: PipelineGraph) -> list[int]:
             while position[rank] < len(order) and all(
                 needed in done for needed in graph.inputs(order[position[rank]])
             ):
-                ran = order[position[rank]]
-                done.add(ran)
+                done.add(order[position[rank]])
                 position[rank] += 1
                 is_moving = True
-                if graph.route(ran.microbatch).has_backward[ran.stage]:
-                    in_flight[rank] += 1 if ran.kind is Kind.F else -1
-                    peak[rank] = max(peak[rank], in_flight[rank])
     stuck = [
         f"rank {r}: {order[at]} misses "
         + " ".join(str(t) for t in graph.inputs(order[at]) if t not in done)
@@ -229,4 +238,3 @@ def check_finishes(orders: Sequence[Order], graph: PipelineGraph) -> list[int]:
             + "\n  Reorder these tasks, or use the order as a hint: "
             "--config.pipeline.order=readiness --config.pipeline.hint=FILE."
         )
-    return peak

@@ -89,9 +89,10 @@ def _arbiters(graph: PipelineGraph, policy: Policy) -> list[arbiters.Arbiter]:
             for rank, hint in enumerate(_hints(graph, policy))
         ]
     ordered = fixed_orders(graph, policy)
-    peak = max(orders.check_finishes(ordered, graph))
+    orders.check_finishes(ordered, graph)
     if policy.order == "opportunistic":
         return [arbiters.Opportunistic(o, policy.in_flight_limit) for o in ordered]
+    peak = max(orders.peak_in_flight(o, graph, r) for r, o in enumerate(ordered))
     if peak > policy.in_flight_limit:
         raise ConfigError(
             f"fixed order {policy.hint} holds {peak} microbatches in flight, more than "

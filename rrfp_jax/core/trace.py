@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rrfp_jax.core import events, task
+from rrfp_jax.core import events, orders, task
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
@@ -80,7 +80,10 @@ class Trace:
 
     def peak_in_flight(self) -> list[int]:
         """Returns, by rank, the most microbatches begun and unfinished at once."""
-        return [_peak(self.graph, order, r) for r, order in enumerate(self.launches())]
+        return [
+            orders.peak_in_flight(order, self.graph, rank)
+            for rank, order in enumerate(self.launches())
+        ]
 
     def grid(self, num_columns: int = 100) -> str:
         """Returns a picture in text: a line a rank, a column a slice of time."""
@@ -116,21 +119,6 @@ class Trace:
             if transfer.to == of.stage and transfer.source in inputs:
                 lines.append((transfer.end_s, f"{transfer.source} arrived"))
         return "\n".join(f"{t * 1e3:10.3f} ms  {text}" for t, text in sorted(lines))
-
-
-def _peak(graph: PipelineGraph, order: Sequence[Task], rank: int) -> int:
-    left: dict[int, int] = {}
-    peak = 0
-    for launched in order:
-        j = launched.microbatch
-        if j not in left:
-            forward, backward = graph.local_order(j, rank)
-            left[j] = len(forward) + len(backward)
-            peak = max(peak, len(left))
-        left[j] -= 1
-        if not left[j]:
-            del left[j]
-    return peak
 
 
 def replay(trace: Trace, dispatchers: Sequence[Dispatcher]) -> list[list[Task]]:
