@@ -119,7 +119,7 @@ class Opportunistic:
         task = self._order[self._next]
         if task in self._ready:
             return self._launch(task)
-        if task.kind is Kind.F or self._pending >= self._limit:
+        if self._pending >= self._limit:
             return None
         while self._next_forward < len(self._forwards):
             forward = self._forwards[self._next_forward]

@@ -112,7 +112,8 @@ class Dispatcher:
     def explain(self) -> list[str]:
         """Returns, for each task not launched, what it misses or what holds it."""
         is_free = len(self._running) < self._launch_ahead
-        lines = [
+        lines = [f"{task} was launched and has not finished" for task in self._running]
+        lines += [
             self._arbiter.why_held(task) if is_free else f"{task} waits for its rank"
             for task in self._arbiter.ready()
         ]
@@ -148,7 +149,8 @@ class Dispatcher:
         rest = tuple([node for node in missing if node != source])
         if len(rest) == len(missing):
             found = Task(*source, j)
-            raise self._bug(f"{found} came to {task} twice, or is no input of it", task)
+            what = f"{found} came to {task} twice, or is no input of it"
+            raise self._bug(what, task)
         self._missing[task] = rest
         if not rest:
             self._arbiter.add(task)
@@ -166,7 +168,7 @@ class Dispatcher:
                 instructions.append(Send(task, target))
 
     def _bug(self, what: str, about: Task | None = None) -> InvariantError:
-        """Returns the error for what cannot happen, with the story of the microbatch."""
+        """Returns the error for what cannot happen, with the microbatch's story."""
         told = [
             f"#{number} {_print(entry)}"
             for number, entry in enumerate(self._story)

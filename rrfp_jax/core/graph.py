@@ -247,11 +247,10 @@ def _check_sizes(graph: PipelineGraph) -> None:
             f"the placement names {len(graph.placement)} stages; the pipeline has "
             f"{graph.num_stages}.\n  Give one rank for each stage."
         )
-    unused = set(range(graph.num_ranks)) - set(graph.placement)
-    if unused or min(graph.placement) < 0:
+    if sorted(set(graph.placement)) != list(range(graph.num_ranks)):
         raise ConfigError(
-            f"placement {graph.placement} leaves ranks {sorted(unused)} without a "
-            "stage.\n  Number the ranks from 0 without gaps."
+            f"placement {graph.placement} has a rank without a stage, or a negative "
+            "one.\n  Number the ranks from 0 without gaps."
         )
 
 

@@ -95,7 +95,7 @@ def _interleaved(graph: PipelineGraph, factor: float) -> list[Order]:
             f"interleaved 1f1b cannot order {count} microbatches on {ranks} ranks x "
             f"{chunks} chunks: the ranks must divide the microbatches.\n"
             "  Set --config.pipeline.num_microbatches to "
-            f"{' or '.join(map(str, legal))}, or use readiness."
+            f"{' or '.join(map(str, legal))}, or use a rule such as bf."
         )
     group = ranks * chunks
     forward = [
@@ -163,10 +163,17 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> list[Order]:
     whole = dataclasses.replace(graph, skipped=frozenset())
     orders = []
     for rank, line in enumerate(lines):
-        order = tuple(task.parse(entry) for entry in line.split(",") if entry.strip())
+        order = _read_line(line, f"{source}, line {rank + 1}")
         _check_complete(order, whole, rank, source)
         orders.append(tuple(found for found in order if _exists(graph, found)))
     return orders
+
+
+def _read_line(line: str, where: str) -> Order:
+    try:
+        return tuple(task.parse(entry) for entry in line.split(",") if entry.strip())
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def to_csv(orders: Sequence[Sequence[Task]]) -> str:

@@ -90,16 +90,17 @@ def _arbiters(graph: PipelineGraph, policy: Policy) -> list[arbiters.Arbiter]:
         ]
     ordered = fixed_orders(graph, policy)
     orders.check_finishes(ordered, graph)
-    if policy.order == "opportunistic":
-        return [arbiters.Opportunistic(o, policy.in_flight_limit) for o in ordered]
     peak = max(orders.peak_in_flight(o, graph, r) for r, o in enumerate(ordered))
     if peak > policy.in_flight_limit:
+        name = "1f1b" if policy.hint in RULES else policy.hint
         raise ConfigError(
-            f"fixed order {policy.hint} holds {peak} microbatches in flight, more than "
-            f"pipeline.in_flight_limit={policy.in_flight_limit}.\n"
+            f"{policy.order} order {name} holds {peak} microbatches in flight, more "
+            f"than pipeline.in_flight_limit={policy.in_flight_limit}.\n"
             f"  Set --config.pipeline.in_flight_limit to {peak} or more, or use "
             "--config.pipeline.order=readiness."
         )
+    if policy.order == "opportunistic":
+        return [arbiters.Opportunistic(o, policy.in_flight_limit) for o in ordered]
     return [arbiters.FixedOrder(order) for order in ordered]
 
 

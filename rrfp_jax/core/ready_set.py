@@ -1,8 +1,8 @@
 """The ready tasks of one rank, in the order of a hint, behind back-pressure.
 
 Adding, removing and looking at the best task cost O(log n). Three heaps: backwards,
-forwards of microbatches that have begun here, and forwards of new ones. Removed and
-moved entries stay in a heap until they come to its top (lazy deletion).
+forwards of microbatches that have begun here, and forwards of new ones. What was
+launched stays in a heap until it comes to its top (lazy deletion).
 """
 
 import heapq
@@ -71,7 +71,7 @@ class ReadySet:
         if admission is back_pressure.Open.ADMITTED:
             return begun
         if admission is back_pressure.Open.ALL:
-            new = self._top_of_new()
+            new = self._top(self._new)
         else:
             ready = self._new_of.get(admission.microbatch, ())
             new = min(ready, key=self._key, default=None)
@@ -84,12 +84,4 @@ class ReadySet:
             if heap[0][1] in self._live:
                 return heap[0][1]
             heapq.heappop(heap)
-        return None
-
-    def _top_of_new(self) -> Task | None:
-        while self._new:
-            task = self._new[0][1]
-            if task.microbatch in self._new_of and task in self._live:
-                return task
-            heapq.heappop(self._new)
         return None

@@ -198,5 +198,7 @@ def _event_from_json(fields: list[Any]) -> events.Event:
             return events.Arrived(task.parse(source), to)
         case ["Finished", finished]:
             return events.Finished(task.parse(finished))
-        case _:
+        case ["Started"]:
             return events.Started()
+        case _:
+            raise ValueError(f"{fields} is not an event of a trace.")

@@ -42,12 +42,12 @@ class Kind:
     answer: Callable[[Sequence[int]], str]
 
 
-# Naming one digit is the majority, so that a tiny model learns it within minutes.
+# Naming one digit is asked most, so that a tiny model learns it within minutes.
 IDENTIFY = Kind(
     ("Which digit is this?", "What digit do you see?", "Read the digit."),
     min_images=1,
     max_images=1,
-    weight=0.65,
+    weight=0.45,
     answer=lambda digits: str(digits[0]),
 )
 PARITY = Kind(
@@ -61,21 +61,21 @@ LARGER = Kind(
     ("Which is larger?", "What is the larger digit?"),
     min_images=2,
     max_images=2,
-    weight=0.05,
+    weight=0.1,
     answer=lambda digits: str(max(digits)),
 )
-SUM = Kind(
-    ("What is the sum?", "Add the digits."),
-    min_images=2,
-    max_images=2,
-    weight=0.05,
-    answer=lambda digits: str(sum(digits)),
+COUNT = Kind(
+    ("How many digits are there?", "Count the digits."),
+    min_images=1,
+    max_images=None,
+    weight=0.1,
+    answer=lambda digits: str(len(digits)),
 )
 READ_ALL = Kind(
     ("Read all digits.", "Which digits are these?"),
     min_images=2,
     max_images=None,
-    weight=0.05,
+    weight=0.15,
     answer=lambda digits: "".join(map(str, digits)),
 )
 SUCCESSOR = Kind(
@@ -85,7 +85,7 @@ SUCCESSOR = Kind(
     weight=0.1,
     answer=lambda digits: str(digits[0] + 1),
 )
-_KINDS = (IDENTIFY, PARITY, LARGER, SUM, READ_ALL, SUCCESSOR)
+_KINDS = (IDENTIFY, PARITY, LARGER, COUNT, READ_ALL, SUCCESSOR)
 
 
 class DigitsSource:

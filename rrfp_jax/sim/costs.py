@@ -92,25 +92,33 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> CostTable:
     free = constant(graph, math.nan, math.nan)
     compute = {key: list(each) for key, each in free.compute.items()}
     transfer = {key: list(each) for key, each in free.transfer.items()}
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+    reader = csv.DictReader(io.StringIO(text))
+    for row in reader:
         try:
             kind, stage = Kind(row["kind"]), int(row["stage"])
             to = row["to"]
             each = transfer[kind, stage, int(to)] if to else compute[kind, stage]
             which = row["microbatch"]
-            where = range(len(each)) if which == "*" else (int(which),)
-            for j in where:
-                each[j] = float(row["seconds"])
+            every = range(len(each))
+            for j in every if which == "*" else (every.index(int(which)),):
+                each[j] = _seconds(row["seconds"])
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise ConfigError(
-                f"{source}, line {number}: {dict(row)} is no duration of this pipeline "
-                f"({error}).\n  Columns: kind (F, B), stage, to (empty for a task), "
+                f"{source}, line {reader.line_num}: {dict(row)} is no duration of this "
+                f"pipeline ({error}).\n  Columns: kind (F, B), stage, to (empty for a task), "
                 "microbatch (or *), seconds."
             ) from error
     for task in graph.tasks():
         if math.isnan(compute[task.kind, task.stage][task.microbatch]):
             raise ConfigError(f"{source} gives no duration for {task}.\n  Add a line.")
     return CostTable(_frozen(compute), _frozen(transfer))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{text} is no duration")
+    return seconds
 
 
 def _frozen(table: Mapping[_Key, Sequence[float]]) -> dict[_Key, Seconds]:
@@ -194,7 +202,16 @@ def with_heavy_tailed_transfers(costs: CostTable, tail: float, seed: int) -> Cos
 def with_straggler(
     costs: CostTable, graph: PipelineGraph, rank: int, factor: float
 ) -> CostTable:
-    """Returns `costs` with every task of `rank` times `factor`."""
+    """Returns `costs` with every task of `rank` times `factor`.
+
+    Raises:
+      ConfigError: there is no such rank.
+    """
+    if rank not in graph.placement:
+        raise ConfigError(
+            f"straggler rank {rank} is none of the {graph.num_ranks} ranks.\n"
+            f"  Name a rank from 0 to {graph.num_ranks - 1}."
+        )
     compute = {
         (kind, stage): tuple(
             s * factor if graph.placement[stage] == rank else s for s in each

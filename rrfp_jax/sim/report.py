@@ -3,10 +3,10 @@
 Every moment of a rank is compute or bubble, and a bubble has one cause:
 
 * fill, drain: before the rank's first task, after its last;
+* transfer: what the next task waited for was under way; with blocking links, also
+  whenever the rank was in a transfer or waited to begin one;
 * held: some task was ready and yet not begun. Under readiness only back-pressure does
   that (in a real run, also the host's latency); under a fixed order, the order does;
-* transfer: nothing was ready, and what the next task waited for was under way; with
-  blocking links, also any transfer that occupied the rank;
 * input: nothing was ready, and what the next task waited for did not exist yet.
 """
 
@@ -76,12 +76,12 @@ def report(trace: Trace, blocking: bool = False) -> Report:
     available = _availability(trace)
     occupied: list[list[Interval]] = [[] for _ in range(trace.graph.num_ranks)]
     if blocking:
+        exists_s = {span.task: span.end_s for span in trace.spans}
         for moved in trace.transfers:
-            for rank in (
-                trace.graph.rank_of(moved.source),
-                trace.graph.placement[moved.to],
-            ):
-                occupied[rank].append((moved.start_s, moved.end_s))
+            # A sender is not free from its compute on, a receiver only meanwhile.
+            sender = (exists_s[moved.source], moved.end_s)
+            occupied[trace.graph.rank_of(moved.source)].append(sender)
+            occupied[trace.graph.placement[moved.to]].append(moved[2:])
     by_rank = trace.by_rank()
     return Report(
         makespan_s=trace.makespan_s,
@@ -167,23 +167,21 @@ def _bubble(
     if not spans:
         return Bubble(fill_drain_s=makespan_s)
     waits = sorted((available[s.task][0], s.start_s) for s in spans)
-    held = _union(waits)
-    at_held, at_occupied = _Cursor(held), _Cursor(_union(occupied))
-    sums = dict.fromkeys(("input_s", "transfer_s", "held_s"), 0.0)
+    held, moving = _Cursor(_union(waits)), _Cursor(_union(occupied))
+    transfer_s = held_s = input_s = 0.0
     for before, after in itertools.pairwise(spans):
-        gap = (before.end_s, after.start_s)
-        if gap[1] <= gap[0]:
-            continue
-        moving_s = at_occupied.overlap(gap)
-        held_s = min(at_held.overlap(gap), gap[1] - gap[0] - moving_s)
         arrived_s, began_s = available[after.task]
-        waiting_s = gap[1] - gap[0] - moving_s - held_s
-        under_way_s = max(0.0, min(arrived_s, gap[1]) - max(began_s, gap[0]))
-        transfer_s = min(waiting_s, under_way_s)
-        sums["held_s"] += held_s
-        sums["transfer_s"] += moving_s + transfer_s
-        sums["input_s"] += waiting_s - transfer_s
-    return Bubble(spans[0].start_s + makespan_s - spans[-1].end_s, **sums)
+        moving_s, still = moving.split((before.end_s, after.start_s))
+        transfer_s += moving_s
+        for part in still:
+            part_s, waiting = held.split(part)
+            held_s += part_s
+            for start_s, end_s in waiting:
+                under_way_s = min(arrived_s, end_s) - max(began_s, start_s)
+                transfer_s += max(0.0, under_way_s)
+                input_s += end_s - start_s - max(0.0, under_way_s)
+    ends_s = spans[0].start_s + makespan_s - spans[-1].end_s
+    return Bubble(ends_s, input_s, transfer_s, held_s)
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -198,21 +196,26 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 class _Cursor:
-    """Overlaps with disjoint ascending intervals, asked for ascending gaps."""
+    """Cuts ascending gaps by disjoint ascending intervals."""
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self._intervals = intervals
         self._at = 0
 
-    def overlap(self, gap: Interval) -> float:
-        """Returns how much of `gap` the intervals cover."""
-        while (
-            self._at < len(self._intervals) and self._intervals[self._at][1] <= gap[0]
-        ):
+    def split(self, gap: Interval) -> tuple[float, list[Interval]]:
+        """Returns how much of `gap` the intervals cover, and what they leave."""
+        start, end = gap
+        intervals = self._intervals
+        while self._at < len(intervals) and intervals[self._at][1] <= start:
             self._at += 1
-        covered, at = 0.0, self._at
-        while at < len(self._intervals) and self._intervals[at][0] < gap[1]:
-            start, end = self._intervals[at]
-            covered += min(end, gap[1]) - max(start, gap[0])
+        covered, left, at = 0.0, [], self._at
+        while start < end and at < len(intervals) and intervals[at][0] < end:
+            first, last = max(intervals[at][0], start), min(intervals[at][1], end)
+            if start < first:
+                left.append((start, first))
+            covered += last - first
+            start = last
             at += 1
-        return covered
+        if start < end:
+            left.append((start, end))
+        return covered, left

@@ -48,12 +48,12 @@ def test_answers_follow_from_the_images(digits_config, names):
         if -1 in shown:
             continue
         question = _question(sample)
-        for kind in (digits.PARITY, digits.LARGER, digits.SUM, digits.READ_ALL):
+        for kind in (digits.PARITY, digits.LARGER, digits.COUNT, digits.READ_ALL):
             if question in kind.phrasings:
                 expected = {
                     digits.PARITY: ("yes", "no")[shown[0] % 2],
                     digits.LARGER: str(max(shown)),
-                    digits.SUM: str(sum(shown)),
+                    digits.COUNT: str(len(shown)),
                     digits.READ_ALL: "".join(map(str, shown)),
                 }[kind]
                 assert _answer(sample) == expected
@@ -64,7 +64,7 @@ def test_answers_follow_from_the_images(digits_config, names):
     assert len(asked) == 4
 
 
-def test_naming_one_digit_is_the_majority_and_any_number_of_images_occurs(
+def test_naming_one_digit_is_asked_most_and_any_number_of_images_occurs(
     digits_config,
 ):
     source = _source(digits_config(max_images_per_sample=4), "train")
@@ -72,7 +72,7 @@ def test_naming_one_digit_is_the_majority_and_any_number_of_images_occurs(
     counts = collections.Counter(len(sample.images_HWC) for sample in samples)
     named = sum(_question(sample) in digits.IDENTIFY.phrasings for sample in samples)
     assert set(counts) == {0, 1, 2, 3, 4}
-    assert named > 300
+    assert named > 220
     assert set(digits.IDENTIFY.phrasings) <= {_question(s) for s in samples}
 
 

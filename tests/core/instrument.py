@@ -1,0 +1,198 @@
+"""An instrument for the laws of the core: dispatchers that check each other's promises.
+
+`Watched` wraps a dispatcher and keeps an account of its own, made from the graph's
+fields alone (edges, skipped, frozen) and from what it is told. After every event it
+compares: each launch was due, within the limit, and nothing that could run was left
+beside a free slot. Nothing here calls the precedence or admission code under test.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+
+from rrfp_jax.core import events, graph, task
+from rrfp_jax.core.dispatcher import Dispatcher
+from rrfp_jax.core.task import Kind, Task
+
+t = task.parse
+
+
+def ts(text: str) -> list[Task]:
+    """Reads `"0F0 0B0"`."""
+    return [t(word) for word in text.split()]
+
+
+def needs(of: graph.PipelineGraph) -> dict[Task, set[Task]]:
+    """Returns every task and its inputs, straight from the definitions."""
+    found: dict[Task, set[Task]] = {}
+    for j in range(of.num_microbatches):
+        visited = [s for s in range(of.num_stages) if (s, j) not in of.skipped]
+        edges = [(u, v) for u, v in of.edges if u in visited and v in visited]
+        learning: set[int] = set()
+        for s in visited:
+            if s not in of.frozen or any(v == s and u in learning for u, v in edges):
+                learning.add(s)
+        for s in visited:
+            found[Task(Kind.F, s, j)] = {Task(Kind.F, u, j) for u, v in edges if v == s}
+        for s in learning:
+            cotangents = {Task(Kind.B, v, j) for u, v in edges if u == s}
+            found[Task(Kind.B, s, j)] = {Task(Kind.F, s, j)} | cotangents
+    return found
+
+
+class Account:
+    """What one rank may do, by the rules alone.
+
+    Attributes:
+      launched: in order.
+      running: launched and unfinished.
+      arrived: (source, stage) pairs.
+    """
+
+    def __init__(self, of: graph.PipelineGraph, rank: int, limit: int) -> None:
+        self.limit = limit
+        self._needs = needs(of)
+        self.own = {a for a in self._needs if of.placement[a.stage] == rank}
+        self.launched: list[Task] = []
+        self.running: set[Task] = set()
+        self.arrived: set[tuple[Task, int]] = set()
+        self._placement = of.placement
+        self._rank = rank
+
+    def is_here(self, source: Task, to: int) -> bool:
+        """Whether the output of `source` can be used by stage `to` on this rank."""
+        if self._placement[source.stage] == self._rank:
+            return source in self.launched
+        return (source, to) in self.arrived
+
+    def ready(self) -> list[Task]:
+        """Returns the tasks whose inputs are here and that were not launched."""
+        return [
+            a
+            for a in sorted(self.own - set(self.launched))
+            if all(self.is_here(source, a.stage) for source in self._needs[a])
+        ]
+
+    def remote_targets(self, source: Task) -> set[int]:
+        """Returns the stages on other ranks that need the output of `source`."""
+        return {
+            a.stage
+            for a, needed in self._needs.items()
+            if source in needed and self._placement[a.stage] != self._rank
+        }
+
+    def left(self) -> dict[int, int]:
+        """Returns the number of tasks not launched, by microbatch that has some."""
+        return collections.Counter(a.microbatch for a in self.own - set(self.launched))
+
+    def in_flight(self) -> set[int]:
+        """Returns the microbatches begun here that have a task left."""
+        return {a.microbatch for a in self.launched} & set(self.left())
+
+    def pending(self) -> int:
+        """Returns forwards minus backwards, of stages that have a backward."""
+        both = [a for a in self.launched if a._replace(kind=Kind.B) in self._needs]
+        return sum(1 if a.kind is Kind.F else -1 for a in both)
+
+    def next_in_strict_order(self) -> Task:
+        """Returns the next task of the lowest unfinished microbatch, F up, B down."""
+        lowest = min(self.left())
+        mine = [a for a in self.own - set(self.launched) if a.microbatch == lowest]
+        return min(mine, key=_strict)
+
+
+def _strict(a: Task) -> tuple[int, int]:
+    return (0, a.stage) if a.kind is Kind.F else (1, -a.stage)
+
+
+def reserving(account: Account, wanted: Task) -> bool:
+    """Whether the reserving rule admits the ready task `wanted`."""
+    begun = {a.microbatch for a in account.launched}
+    free = account.limit - len(account.in_flight())
+    lowest = min(account.left())
+    if wanted.microbatch in begun or free > 1:
+        return True
+    return free == 1 and (wanted.microbatch == lowest or lowest in begun)
+
+
+def one_by_one(account: Account, wanted: Task) -> bool:
+    """Whether the paper's rule admits the ready task `wanted`."""
+    at_limit = account.pending() >= account.limit
+    return not at_limit or wanted == account.next_in_strict_order()
+
+
+def unbounded(account: Account, wanted: Task) -> bool:
+    """Admits everything."""
+    del account, wanted
+    return True
+
+
+class Watched(Dispatcher):
+    """A dispatcher that raises AssertionError at the first broken promise."""
+
+    def __init__(
+        self,
+        inner: Dispatcher,
+        of: graph.PipelineGraph,
+        limit: int,
+        admits: Callable[[Account, Task], bool],
+        launch_ahead: int,
+    ) -> None:
+        self.rank = inner.rank
+        self.inner = inner
+        self.account = Account(of, inner.rank, limit)
+        self._admits = admits
+        self._launch_ahead = launch_ahead
+        self._num_stages_here = of.placement.count(inner.rank)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether both the dispatcher and the account say so, and agree."""
+        mine = not self.account.left() and not self.account.running
+        assert self.inner.is_done == mine
+        return mine
+
+    def explain(self) -> list[str]:
+        """Returns what the dispatcher says."""
+        return self.inner.explain()
+
+    def handle(self, event: events.Event) -> list[events.Instruction]:
+        """Passes the event on and checks the answer."""
+        match event:
+            case events.Finished(task=done):
+                self.account.running.remove(done)
+            case events.Arrived(source, to):
+                self.account.arrived.add((source, to))
+        instructions = self.inner.handle(event)
+        rest = list(instructions)
+        while rest:
+            first = rest.pop(0)
+            assert isinstance(first, events.Launch)
+            self._check_launch(first.task)
+            targets = self.account.remote_targets(first.task)
+            sends = [rest.pop(0) for _ in targets]
+            assert set(sends) == {events.Send(first.task, to) for to in targets}
+        self._check_nothing_waits()
+        return instructions
+
+    def _check_launch(self, launched: Task) -> None:
+        account = self.account
+        assert launched in account.ready(), f"{launched} early, twice or elsewhere"
+        assert self._admits(account, launched), f"{launched} is over the limit"
+        assert len(account.running) < self._launch_ahead
+        account.launched.append(launched)
+        account.running.add(launched)
+        if self._admits is reserving:
+            assert len(account.in_flight()) <= account.limit
+        if self._admits is one_by_one:
+            assert account.pending() <= account.limit + self._num_stages_here
+
+    def _check_nothing_waits(self) -> None:
+        """A free slot and an admissible ready task never coexist."""
+        if len(self.account.running) < self._launch_ahead:
+            waiting = [a for a in self.account.ready() if self._admits(self.account, a)]
+            assert not waiting, f"rank {self.rank} is free and leaves {waiting}"
+
+
+def launches(instructions: Sequence[events.Instruction]) -> list[Task]:
+    """Returns the launched tasks."""
+    return [i.task for i in instructions if isinstance(i, events.Launch)]

@@ -1,0 +1,146 @@
+"""Random pipelines, policies and delays for property tests."""
+
+import dataclasses
+import random
+
+from hypothesis import strategies as st
+
+from rrfp_jax.core import (
+    arbiters,
+    back_pressure,
+    graph,
+    hints,
+    orders,
+    policies,
+)
+from rrfp_jax.core.dispatcher import Dispatcher
+from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.task import Kind
+from rrfp_jax.sim import costs
+from rrfp_jax.sim.costs import CostTable
+from tests.core import instrument
+
+ADMITS = {"reserving": instrument.reserving, "one_by_one": instrument.one_by_one}
+
+
+@st.composite
+def graphs(draw: st.DrawFn, max_stages: int = 6, max_microbatches: int = 6):
+    """Draws DAGs with towers and skip edges, any placement, skips and frozen stages."""
+    num_stages = draw(st.integers(1, max_stages))
+    num_microbatches = draw(st.integers(1, max_microbatches))
+    edges = []
+    for s in range(num_stages - 1):
+        later = st.integers(s + 1, num_stages - 1)
+        targets = draw(st.sets(later, min_size=1, max_size=2))
+        edges += [(s, v) for v in sorted(targets)]
+    ranks = draw(st.lists(st.integers(0, 3), min_size=num_stages, max_size=num_stages))
+    names = sorted(set(ranks))
+    skipped = set()
+    for j in range(num_microbatches):
+        wanted = draw(st.sets(st.integers(0, num_stages - 1), max_size=2))
+        gone = wanted - {num_stages - 1}
+        for s in reversed(range(num_stages - 1)):
+            if all(v in gone for u, v in edges if u == s):
+                gone.add(s)  # nobody reads it
+        skipped |= {(s, j) for s in gone}
+    return PipelineGraph(
+        num_stages,
+        num_microbatches,
+        tuple(edges),
+        tuple(names.index(r) for r in ranks),
+        frozenset(skipped),
+        frozenset(draw(st.sets(st.integers(0, num_stages - 1), max_size=3))),
+    )
+
+
+def random_costs(of: PipelineGraph, seed: int) -> CostTable:
+    """Returns small durations with many ties, zeros included."""
+    draw = random.Random(seed)
+    table = costs.constant(of, 0.0, 0.0)
+
+    def each(choices: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(draw.choice(choices) for _ in range(of.num_microbatches))
+
+    return CostTable(
+        {key: each((0.0, 1.0, 1.0, 2.0, 7.5)) for key in sorted(table.compute)},
+        {key: each((0.0, 0.0, 0.5, 3.0, 40.0)) for key in sorted(table.transfer)},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One step, fully determined."""
+
+    graph: PipelineGraph
+    hint: str  # one of policies.RULES, "gpipe" or "shuffled"
+    pressure: str
+    limit: int
+    launch_ahead: int
+    seed: int
+
+    def costs(self) -> CostTable:
+        """Returns the durations of the step."""
+        return random_costs(self.graph, self.seed)
+
+    def dispatchers(self) -> list[Dispatcher]:
+        """Returns fresh dispatchers."""
+        return [
+            Dispatcher(self.graph, rank, self._arbiter(rank), self.launch_ahead)
+            for rank in range(self.graph.num_ranks)
+        ]
+
+    def watched(self) -> list[instrument.Watched]:
+        """Returns fresh dispatchers under the instrument."""
+        admits = ADMITS[self.pressure]
+        return [
+            instrument.Watched(d, self.graph, self.limit, admits, self.launch_ahead)
+            for d in self.dispatchers()
+        ]
+
+    def _arbiter(self, rank: int) -> arbiters.Arbiter:
+        rules = {
+            "reserving": back_pressure.Reserving,
+            "one_by_one": back_pressure.OneByOne,
+        }
+        pressure = rules[self.pressure](self.graph, rank, self.limit)
+        return arbiters.ReadinessFirst(self._hint(rank), pressure)
+
+    def _hint(self, rank: int) -> hints.Hint:
+        match self.hint:
+            case "bf":
+                return hints.Alternating(Kind.B)
+            case "fb":
+                return hints.Alternating(Kind.F)
+            case "b_priority":
+                return hints.Priority(Kind.B)
+            case "f_priority":
+                return hints.Priority(Kind.F)
+            case "gpipe":
+                return hints.Ordered(orders.gpipe(self.graph)[rank])
+        shuffled = self.graph.tasks(rank)
+        random.Random(f"{self.seed}/{rank}").shuffle(shuffled)
+        return hints.Ordered(shuffled)
+
+
+def cases(
+    of: st.SearchStrategy[PipelineGraph] | None = None,
+) -> st.SearchStrategy[Case]:
+    """Draws steps of readiness-first ranks."""
+    return st.builds(
+        Case,
+        graph=graphs() if of is None else of,
+        hint=st.sampled_from((*policies.RULES, "gpipe", "shuffled", "shuffled")),
+        pressure=st.sampled_from(policies.PRESSURES),
+        limit=st.integers(1, 4),
+        launch_ahead=st.integers(1, 3),
+        seed=st.integers(0, 10**6),
+    )
+
+
+def chains() -> st.SearchStrategy[PipelineGraph]:
+    """Draws plain chains, one stage a rank."""
+    return st.builds(
+        lambda p, m: graph.chain(m, tuple(range(p))),
+        st.integers(1, 5),
+        st.integers(1, 6),
+    )
