@@ -104,9 +104,9 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> CostTable:
                 each[j] = _seconds(row["seconds"])
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise ConfigError(
-                f"{source}, line {reader.line_num}: {dict(row)} is no duration of this "
-                f"pipeline ({error}).\n  Columns: kind (F, B), stage, to (empty for a task), "
-                "microbatch (or *), seconds."
+                f"{source}, line {reader.line_num}: {dict(row)} is no duration of "
+                f"this pipeline ({error}).\n  Columns: kind (F, B), stage, "
+                "to (empty for a task), microbatch (or *), seconds."
             ) from error
     for task in graph.tasks():
         if math.isnan(compute[task.kind, task.stage][task.microbatch]):

@@ -74,6 +74,16 @@ class PlainLoop:
         jax.block_until_ready(accumulators)
 
 
+def make_pipeline(kind: type[Pipeline]) -> tuple[Pipeline, Any, Any]:
+    """Returns a pipeline of tiny stages, its parameters and its microbatches."""
+    keys = jax.random.split(jax.random.key(0), NUM_RANKS)
+    params = [jax.random.normal(key, (8, 8)) for key in keys]
+    batch = {"x": np.ones((NUM_MICROBATCHES * 2, 8), np.float32)}
+    rest = [Stage(fn, select=lambda _: None) for fn in (middle, middle, last)]
+    pipeline = kind([first, *rest], params, policy=Policy(hint="bf"))
+    return pipeline, pipeline.place(params), split(batch, NUM_MICROBATCHES)
+
+
 def seconds(call: Callable[[], Any]) -> float:
     """Times one call."""
     start_s = time.perf_counter()
@@ -86,14 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    keys = jax.random.split(jax.random.key(0), NUM_RANKS)
-    params = [jax.random.normal(key, (8, 8)) for key in keys]
-    batch = {"x": np.ones((NUM_MICROBATCHES * 2, 8), np.float32)}
-    microbatches = split(batch, NUM_MICROBATCHES)
-    unfed = [Stage(fn, select=lambda _: None) for fn in (middle, middle, last)]
-    stages = [first, *unfed]
-    pipeline = Pipeline(stages, params, policy=Policy(hint="bf"))
-    params = pipeline.place(params)
+    pipeline, params, microbatches = make_pipeline(Pipeline)
     plain_loop = PlainLoop(pipeline, params, microbatches)
     runs: dict[str, list[float]] = {"plain loop": [], "rrfp_jax": []}
     for repeat in range(NUM_REPEATS + 2):
