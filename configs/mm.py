@@ -14,14 +14,14 @@ import ml_collections
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
     """Returns the config; `variant` is empty or `small`."""
-    image = {"image_size": (16, 16), "channels": 1, "patch_size": 4}  # 16 tokens
+    image = {"image_size": (8, 8), "channels": 1, "patch_size": 4}  # 4 tokens
     config = ml_collections.ConfigDict()
 
     config.data = {
         "source": "digits",
-        "batch_size": 64,  # samples a step
-        "length_buckets": (64, 96),  # tokens a row, image tokens included
-        "image_buckets": (0, 8, 16),  # image slots a microbatch
+        "batch_size": 32,  # samples a step
+        "length_buckets": (40,),  # tokens a row, image tokens included
+        "image_buckets": (4, 8),  # image slots a microbatch
         "seed": 0,
         **image,
     }
@@ -29,21 +29,21 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "language": {
             "kind": "llama",  # with qk_norm: Qwen3-like
             "vocab_size": 320,  # at least the 256 bytes and the special tokens
-            "num_layers": 3,
-            "width": 128,
+            "num_layers": 2,
+            "width": 96,
             "num_heads": 4,
             "num_kv_heads": 2,
-            "head_dim": 32,
-            "mlp_width": 256,
-            "max_length": 96,
+            "head_dim": 24,
+            "mlp_width": 192,
+            "max_length": 40,
             "qk_norm": True,
             "tied": True,
         },
         "vision": {
-            "width": 96,
+            "width": 64,
             "num_layers": 2,
             "num_heads": 4,
-            "mlp_width": 192,
+            "mlp_width": 128,
             **image,
         },
         "recompute": "none",
@@ -63,24 +63,23 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     }
     config.mesh = {"data": 1, "model": 1, "num_cpu_devices": 0}
     config.optimizer = {
-        "learning_rate": 2e-3,
+        "learning_rate": 1e-3,
         "warmup_steps": 30,
         "final_fraction": 0.05,
-        "weight_decay": 0.05,
+        "weight_decay": 0.1,
         "clip_norm": 1.0,
     }
     config.train = {
-        "num_steps": 500,
+        "num_steps": 1200,
         "seed": 0,
         "log_every": 1,
-        "eval_every": 250,
-        "checkpoint_every": 100,
+        "eval_every": 400,
+        "checkpoint_every": 200,
         "keep_checkpoints": 2,
         "trace_step": 20,
     }
     if variant == "small":
         config.data.update({"batch_size": 8, "image_buckets": (0, 4)})
-        config.data.length_buckets = (64,)
         config.model.language.update({"width": 32, "head_dim": 8, "mlp_width": 32})
         config.model.language.update({"num_layers": 2})
         config.model.vision.update({"width": 32, "num_layers": 1, "mlp_width": 32})

@@ -4,12 +4,10 @@ The trainer uses this very object.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rrfp_jax.core import placement as placement_lib
@@ -18,7 +16,7 @@ from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.errors import ConfigError
-from rrfp_jax.runtime import compiler, placing, ties
+from rrfp_jax.runtime import accumulators, compiler, placing, ties
 from rrfp_jax.runtime.devices import Devices, EmulatedDevices, RealDevices
 from rrfp_jax.runtime.executor import Executor, Step
 from rrfp_jax.runtime.stage import Layout, Stage, StageFunction, Tree, flatten
@@ -124,6 +122,9 @@ class Pipeline:
         self.param_shardings = [
             self._shardings(stage, params, partition) for stage in range(len(stages))
         ]
+        self._accumulators = accumulators.Accumulators(
+            self._layouts, self._trained, self.param_shardings
+        )
         self._tied = ties.Ties(tied, params)
         self._skips = skips
         self.emulation = emulation
@@ -235,7 +236,7 @@ class Pipeline:
             params=[self._place(s, tree) for s, tree in enumerate(params)],
             feeds=[[f[0] for f in each] for each in feeds],
             scale=jax.device_put(np.float32(scale), loss_rank.replicated),
-            accumulators=self._zeros() if backward else [],
+            accumulators=self._accumulators.zeros() if backward else [],
         )
         transport = InProcess()
         devices = self._devices(graph, transport)
@@ -277,51 +278,10 @@ class Pipeline:
             losses.append(float(loss))
             aux.append(extra)
         loss = float(np.sum(np.asarray(losses, np.float32)) * np.float32(scale))
-        grads = [
-            self._grads(s, accumulators)
-            for s, accumulators in enumerate(step.accumulators)
-        ]
+        grads = self._accumulators.as_trees(step.accumulators)
         if grads:
             self._tied.add_up(grads)
         return Result(loss, tuple(losses), tuple(aux), tuple(grads), trace, step.flags)
-
-    def _grads(self, stage: int, accumulators: Sequence[jax.Array]) -> Tree:
-        rest = iter(accumulators)
-        leaves = [next(rest) if is_acc else None for is_acc in self._accumulated(stage)]
-        return self._layouts[stage].unflatten(leaves)
-
-    def _accumulated(self, stage: int) -> list[bool]:
-        """For each parameter leaf, whether it has an accumulator."""
-        avals = self._layouts[stage].avals
-        return [
-            trained and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
-            for trained, aval in zip(self._trained[stage], avals, strict=True)
-        ]
-
-    def _zeros(self) -> list[list[jax.Array]]:
-        return [make() for make in self._zero_programs]
-
-    @functools.cached_property
-    def _zero_programs(self) -> list[Callable[[], list[jax.Array]]]:
-        programs: list[Callable[[], list[jax.Array]]] = []
-        for stage, layout in enumerate(self._layouts):
-            chosen = [
-                (aval.shape, sharding)
-                for aval, sharding, is_acc in zip(
-                    layout.avals,
-                    self.param_shardings[stage],
-                    self._accumulated(stage),
-                    strict=True,
-                )
-                if is_acc
-            ]
-            shapes = [shape for shape, _ in chosen]
-
-            def zeros(shapes: list[tuple[int, ...]] = shapes) -> list[jax.Array]:
-                return [jnp.zeros(shape, jnp.float32) for shape in shapes]
-
-            programs.append(jax.jit(zeros, out_shardings=[s for _, s in chosen]))
-        return programs
 
     def _place(self, stage: int, tree: Tree) -> list[Any]:
         leaves = flatten(tree)[0]

@@ -33,12 +33,13 @@ class Stage:
     select: Callable[[Tree], Tree] = lambda microbatch: microbatch
 
     def trained(self, params: Tree) -> list[bool]:
-        """Returns, for each leaf of `params`, whether it is trained.
+        """Returns, for each array leaf of `params`, whether it is trained.
 
         Raises:
           ConfigError: `frozen` names a key that `params` does not have.
         """
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        paths = [path for path, leaf in leaves if is_array(leaf)]
         if isinstance(self.frozen, bool):
             return [not self.frozen] * len(paths)
         unknown = sorted(set(self.frozen) - set(params))

@@ -52,7 +52,7 @@ class PlainLoop:
         self._at = [rank.replicated for rank in pipeline.ranks]
         self._scale = jax.device_put(np.float32(1), self._at[-1])
         self._params = [jax.tree.leaves(p) for p in params]
-        self._zeros = pipeline._zeros
+        self._zeros = pipeline._accumulators.zeros
 
     def __call__(self) -> None:
         """Runs a step and waits for its gradients."""

@@ -1,0 +1,75 @@
+"""The float32 buffers in which gradients add up: one for each trained parameter.
+
+They are made anew at the start of a step, donated from one backward to the next, and
+are the gradients at its end.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rrfp_jax.runtime.stage import Layout, is_inexact
+
+
+class Accumulators:
+    """Makes the accumulators of a pipeline.
+
+    Args:
+      layouts: of the parameters of each stage.
+      trained: for each stage and parameter leaf, whether it is trained.
+      shardings: for each stage and parameter leaf.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        trained: Sequence[Sequence[bool]],
+        shardings: Sequence[Sequence[jax.sharding.Sharding]],
+    ) -> None:
+        self._layouts = layouts
+        self._shardings = shardings
+        # For each stage and parameter leaf, whether it has an accumulator.
+        self._has_one = [
+            [
+                is_trained and is_inexact(a)
+                for is_trained, a in zip(t, x.avals, strict=True)
+            ]
+            for t, x in zip(trained, layouts, strict=True)
+        ]
+
+    def zeros(self) -> list[list[jax.Array]]:
+        """Returns fresh accumulators by stage, on the devices of its parameters."""
+        return [make() for make in self._programs]
+
+    def as_trees(self, arrays: Sequence[Sequence[jax.Array]]) -> list[Any]:
+        """Puts accumulators into the trees of their parameters, None for no one.
+
+        Args:
+          arrays: by stage; empty for a step without backward.
+        """
+        trees = []
+        for stage, mine in enumerate(arrays):
+            rest = iter(mine)
+            leaves = [
+                next(rest) if has_one else None for has_one in self._has_one[stage]
+            ]
+            trees.append(self._layouts[stage].unflatten(leaves))
+        return trees
+
+    @functools.cached_property
+    def _programs(self) -> list[Callable[[], list[jax.Array]]]:
+        programs: list[Callable[[], list[jax.Array]]] = []
+        for stage, has_one in enumerate(self._has_one):
+            chosen = [i for i, mine in enumerate(has_one) if mine]
+            shapes = [self._layouts[stage].avals[i].shape for i in chosen]
+            make = functools.partial(_zeros, shapes)
+            where = [self._shardings[stage][i] for i in chosen]
+            programs.append(jax.jit(make, out_shardings=where))
+        return programs
+
+
+def _zeros(shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    return [jnp.zeros(shape, jnp.float32) for shape in shapes]
