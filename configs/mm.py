@@ -70,7 +70,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "clip_norm": 1.0,
     }
     config.train = {
-        "num_steps": 1200,
+        "num_steps": 800,
         "seed": 0,
         "log_every": 1,
         "eval_every": 400,

@@ -127,15 +127,14 @@ class DigitsSource:
             choice = np.searchsorted(self._thresholds, rng.random(), side="right")
             kind = self._kinds[min(int(choice), len(self._kinds) - 1)]
             chosen = rng.integers(len(self._digits), size=self._draw_count(kind, rng))
-            images = [self._moved(self._images[i], rng) for i in chosen]
         else:
             rng = np.random.default_rng((_EVAL_SEED, index))
             kind = self._eval_kind(index)
             chosen = rng.integers(len(self._digits), size=self._draw_count(kind, rng))
             chosen[0] = index % len(self._digits)
-            images = [self._images[i] for i in chosen]
         phrasing = kind.phrasings[rng.integers(len(kind.phrasings))]
         digits = [int(d) for d in self._digits[chosen]] or [int(rng.integers(10))]
+        images = [self._images[i] for i in chosen]
         return self._encode(
             index, phrasing.format(*digits), images, kind.answer(digits)
         )
@@ -173,21 +172,6 @@ class DigitsSource:
             sample_id=index,
             origin=f"digits question {question!r}",
         )
-
-    def _moved(
-        self, image_HWC: sample_lib.Array, rng: np.random.Generator
-    ) -> sample_lib.Array:
-        """Returns the image moved by up to one of its 8x8 pixels in both directions.
-
-        There are only some 1,400 training images; moved ones keep a small model from
-        learning them by heart.
-        """
-        unit = np.array(image_HWC.shape[:2]) // config_lib.DIGIT_PIXELS
-        down, right = unit * rng.integers(-1, 2, size=2)
-        height, width, _ = image_HWC.shape
-        padded = np.pad(image_HWC, [(u, u) for u in unit] + [(0, 0)])
-        top, left = unit - (down, right)
-        return padded[top : top + height, left : left + width]
 
     def _eval_kind(self, index: int) -> Kind:
         if index < len(self._digits):

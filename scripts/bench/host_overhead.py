@@ -21,25 +21,10 @@ import jax
 NUM_RANKS, NUM_MICROBATCHES, NUM_REPEATS = 4, 64, 15
 jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
 
-import jax.numpy as jnp
 import numpy as np
+import toy
 
-from rrfp_jax import Pipeline, Policy, Stage, split
-
-
-def first(params: Any, _: Any, feed: Any) -> Any:
-    """The stage that reads the microbatch."""
-    return jnp.tanh(feed["x"] @ params)
-
-
-def middle(params: Any, h: Any, _: Any) -> Any:
-    """A tiny stage."""
-    return jnp.tanh(h @ params)
-
-
-def last(params: Any, h: Any, _: Any) -> Any:
-    """A tiny loss."""
-    return jnp.sum(jnp.tanh(h @ params) ** 2)
+from rrfp_jax import Pipeline
 
 
 class PlainLoop:
@@ -74,16 +59,6 @@ class PlainLoop:
         jax.block_until_ready(accumulators)
 
 
-def make_pipeline(kind: type[Pipeline]) -> tuple[Pipeline, Any, Any]:
-    """Returns a pipeline of tiny stages, its parameters and its microbatches."""
-    keys = jax.random.split(jax.random.key(0), NUM_RANKS)
-    params = [jax.random.normal(key, (8, 8)) for key in keys]
-    batch = {"x": np.ones((NUM_MICROBATCHES * 2, 8), np.float32)}
-    rest = [Stage(fn, select=lambda _: None) for fn in (middle, middle, last)]
-    pipeline = kind([first, *rest], params, policy=Policy(hint="bf"))
-    return pipeline, pipeline.place(params), split(batch, NUM_MICROBATCHES)
-
-
 def seconds(call: Callable[[], Any]) -> float:
     """Times one call."""
     start_s = time.perf_counter()
@@ -96,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    pipeline, params, microbatches = make_pipeline(Pipeline)
+    pipeline, params, microbatches = toy.make_pipeline(NUM_RANKS, NUM_MICROBATCHES)
     plain_loop = PlainLoop(pipeline, params, microbatches)
     runs: dict[str, list[float]] = {"plain loop": [], "rrfp_jax": []}
     for repeat in range(NUM_REPEATS + 2):

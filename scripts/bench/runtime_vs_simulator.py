@@ -12,18 +12,16 @@ import argparse
 import json
 import pathlib
 import statistics
-from typing import Any
 
 import jax
 
 NUM_RANKS, NUM_MICROBATCHES = 4, 32
 jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
 
-import jax.numpy as jnp
-import numpy as np
+import toy
 import tqdm
 
-from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
+from rrfp_jax import Emulation, Policy
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.sim import costs, simulator
 from rrfp_jax.sim.costs import CostTable
@@ -31,26 +29,6 @@ from rrfp_jax.sim.costs import CostTable
 NUM_SEEDS = 5
 BF = Policy(hint="bf")
 FIXED = Policy(hint="1f1b", order="fixed")
-
-
-def make_pipeline() -> tuple[Pipeline, Any, Any]:
-    """Returns a pipeline of tiny stages, its parameters and its microbatches."""
-
-    def first(params: Any, _: Any, feed: Any) -> Any:
-        return jnp.tanh(feed["x"] @ params)
-
-    def middle(params: Any, h: Any, _: Any) -> Any:
-        return jnp.tanh(h @ params)
-
-    def last(params: Any, h: Any, _: Any) -> Any:
-        return jnp.sum(jnp.tanh(h @ params) ** 2)
-
-    keys = jax.random.split(jax.random.key(0), NUM_RANKS)
-    params = [jax.random.normal(key, (8, 8)) for key in keys]
-    rest = [Stage(fn, select=lambda _: None) for fn in (middle, middle, last)]
-    pipeline = Pipeline([first, *rest], params)
-    batch = {"x": np.ones((NUM_MICROBATCHES, 8), np.float32)}
-    return pipeline, pipeline.place(params), split(batch, NUM_MICROBATCHES)
 
 
 def constant(forward_ms: float, graph: PipelineGraph) -> CostTable:
@@ -69,7 +47,9 @@ class Both:
     """Runs a policy in the runtime and in the simulator."""
 
     def __init__(self) -> None:
-        self.pipeline, self.params, self.microbatches = make_pipeline()
+        self.pipeline, self.params, self.microbatches = toy.make_pipeline(
+            NUM_RANKS, NUM_MICROBATCHES
+        )
         self.pipeline.run(self.params, self.microbatches)  # compiles
         self.graph = self.pipeline.graph([()] * NUM_MICROBATCHES)
 

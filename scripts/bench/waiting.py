@@ -19,6 +19,7 @@ from typing import Any
 
 import host_overhead
 import jax
+import toy
 
 from rrfp_jax.core.events import Arrived, Finished
 from rrfp_jax.core.graph import PipelineGraph
@@ -103,8 +104,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    polling, params, microbatches = host_overhead.make_pipeline(Pipeline)
-    watchers, _, _ = host_overhead.make_pipeline(WatchingPipeline)
+    size = (host_overhead.NUM_RANKS, host_overhead.NUM_MICROBATCHES)
+    polling, params, microbatches = toy.make_pipeline(*size)
+    watchers, _, _ = toy.make_pipeline(*size, WatchingPipeline)
     plain_loop = host_overhead.PlainLoop(polling, params, microbatches)
     calls = {
         "plain loop": plain_loop,

@@ -65,28 +65,6 @@ def test_a_question_without_an_image_answers_from_its_text(digits_config):
     assert textual
 
 
-def test_training_images_are_moved_and_held_out_ones_are_not(digits_config):
-    """By up to one of the 8x8 pixels; what leaves the picture is lost."""
-    train = _source(digits_config(image_size=(16, 16)), "train")
-    originals = {image.tobytes() for image in train._images}
-    shown = [image for i in range(400) for image in train[i].images_HWC]
-    still = [image for image in shown if image.tobytes() in originals]
-    assert 0.05 < len(still) / len(shown) < 0.2  # one of nine positions
-    centres = {image[2:-2, 2:-2].tobytes() for image in train._images}
-    back = [np.roll(i, by, (0, 1)) for i in shown for by in _MOVES]
-    assert sum(i[2:-2, 2:-2].tobytes() in centres for i in back) >= len(shown)
-    held_out = _source(digits_config(image_size=(16, 16)), "eval")
-    originals = {image.tobytes() for image in held_out._images}
-    assert all(
-        image.tobytes() in originals
-        for i in range(400)
-        for image in held_out[i].images_HWC
-    )
-
-
-_MOVES = [(down, right) for down in (-2, 0, 2) for right in (-2, 0, 2)]
-
-
 def test_naming_one_digit_is_asked_most_and_any_number_of_images_occurs(
     digits_config,
 ):

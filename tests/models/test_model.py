@@ -70,16 +70,16 @@ def test_parameters_are_counted_once(make_language):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt3"])
-def test_initial_values_are_small_and_blocks_differ(make_language, kind):
+def test_initial_values_keep_the_scale_and_blocks_differ(make_language, kind):
     spec = make_language(kind, width=64, mlp_width=96)
     names = "language/block_00", "language/block_01"
     params = model.build(spec, None).init(jax.random.key(0), names)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     first, second = params["language/block_00"], params["language/block_01"]
     query = first["attention"]["query"]["kernel"]
-    assert abs(np.std(query) - 0.02) < 0.002
+    assert abs(np.std(query) - 0.125) < 0.01  # 1 / sqrt(width)
     last = first["mlp"]["down" if kind == "llama" else "fc2"]["kernel"]
-    assert abs(np.std(last) - 0.01) < 0.001  # 0.02 / sqrt(2 branches * 2 layers)
+    assert abs(np.std(last) - 0.051) < 0.005  # 1 / sqrt(96) / sqrt(2 * 2 branches)
     assert np.any(query != second["attention"]["query"]["kernel"])
     has_bias = "bias" in first["attention"]["query"]
     assert has_bias == (kind == "gpt3")
