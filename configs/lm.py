@@ -54,18 +54,18 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     }
     config.mesh = {"data": 1, "model": 1, "num_cpu_devices": 0}
     config.optimizer = {
-        "learning_rate": 3e-3,
+        "learning_rate": 2e-3,
         "warmup_steps": 30,
         "final_fraction": 0.05,
         "weight_decay": 0.1,
         "clip_norm": 1.0,
     }
     config.train = {
-        "num_steps": 400,
+        "num_steps": 240,
         "seed": 0,
         "log_every": 1,
         "eval_every": 0,
-        "checkpoint_every": 100,
+        "checkpoint_every": 80,
         "keep_checkpoints": 2,
         "trace_step": 20,
     }

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rrfp_jax.runtime.stage import Layout, is_inexact
+from rrfp_jax.runtime.stage import Layout
 
 
 class Accumulators:
@@ -31,14 +31,11 @@ class Accumulators:
     ) -> None:
         self._layouts = layouts
         self._shardings = shardings
-        # For each stage and parameter leaf, whether it has an accumulator.
-        self._has_one = [
-            [
-                is_trained and is_inexact(a)
-                for is_trained, a in zip(t, x.avals, strict=True)
-            ]
-            for t, x in zip(trained, layouts, strict=True)
-        ]
+        self._trained = trained
+
+    def compile(self) -> None:
+        """Compiles the programs that make them, if they are not."""
+        _ = self._programs
 
     def zeros(self) -> list[list[jax.Array]]:
         """Returns fresh accumulators by stage, on the devices of its parameters."""
@@ -53,21 +50,19 @@ class Accumulators:
         trees = []
         for stage, mine in enumerate(arrays):
             rest = iter(mine)
-            leaves = [
-                next(rest) if has_one else None for has_one in self._has_one[stage]
-            ]
+            leaves = [next(rest) if mine else None for mine in self._trained[stage]]
             trees.append(self._layouts[stage].unflatten(leaves))
         return trees
 
     @functools.cached_property
     def _programs(self) -> list[Callable[[], list[jax.Array]]]:
         programs: list[Callable[[], list[jax.Array]]] = []
-        for stage, has_one in enumerate(self._has_one):
-            chosen = [i for i, mine in enumerate(has_one) if mine]
+        for stage, trained in enumerate(self._trained):
+            chosen = [i for i, mine in enumerate(trained) if mine]
             shapes = [self._layouts[stage].avals[i].shape for i in chosen]
             make = functools.partial(_zeros, shapes)
             where = [self._shardings[stage][i] for i in chosen]
-            programs.append(jax.jit(make, out_shardings=where))
+            programs.append(jax.jit(make, out_shardings=where).lower().compile())
         return programs
 
 

@@ -36,15 +36,17 @@ def _evaluate(jaxpr: jex.Jaxpr, consts: Values, args: Values) -> list[Any]:
             operands = [read(atom) for atom in eqn.invars]
             results: Values = _evaluate(inner.jaxpr, inner.consts, operands)
         else:
-            results = _run_equation(eqn, values)
+            results = _run_equation(eqn, values, without_names(jaxpr))
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _run_equation(eqn: jex.JaxprEqn, values: dict[jex.Var, Any]) -> Values:
+def _run_equation(
+    eqn: jex.JaxprEqn, values: dict[jex.Var, Any], debug_info: Any
+) -> Values:
     """Runs one equation as a program of its own, which needs nothing private of JAX."""
     invars = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex.Var)))
-    alone = jex.Jaxpr((), invars, eqn.outvars, [eqn], eqn.effects)
+    alone = jex.Jaxpr((), invars, eqn.outvars, [eqn], eqn.effects, debug_info)
     run = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
     results: Values = run(*(values[v] for v in invars))
     return results
@@ -59,19 +61,27 @@ def depends_on(jaxpr: jex.Jaxpr, roots: Sequence[jex.Var]) -> set[jex.Var]:
     return tainted
 
 
-def with_outputs(closed: jex.ClosedJaxpr, outvars: Sequence[Any]) -> jex.ClosedJaxpr:
+def with_outputs(
+    closed: jex.ClosedJaxpr, outvars: Sequence[Any], keep_effects: bool
+) -> jex.ClosedJaxpr:
     """Returns the part of `closed` that computes `outvars`, with the same inputs.
 
-    Equations with effects are kept only if an output needs them.
+    Args:
+      closed: the whole.
+      outvars: what to compute.
+      keep_effects: whether to keep what has an effect (a debug print) and no output.
     """
     needed = {v for v in outvars if isinstance(v, jex.Var)}
     kept = []
     for eqn in reversed(closed.jaxpr.eqns):
-        if any(v in needed for v in eqn.outvars):
+        if (keep_effects and eqn.effects) or any(v in needed for v in eqn.outvars):
             kept.append(eqn)
             needed.update(v for v in eqn.invars if isinstance(v, jex.Var))
     jaxpr = closed.jaxpr.replace(
-        eqns=kept[::-1], outvars=list(outvars), debug_info=without_names(closed.jaxpr)
+        eqns=kept[::-1],
+        outvars=list(outvars),
+        effects=frozenset().union(*(eqn.effects for eqn in kept)),
+        debug_info=without_names(closed.jaxpr),
     )
     return jex.ClosedJaxpr(jaxpr, closed.consts)
 

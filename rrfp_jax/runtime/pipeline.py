@@ -119,13 +119,27 @@ class Pipeline:
         self.policy = policy or policies.Policy()
         probe = self.graph([frozenset()])  # checks edges and placement
         self.ranks = list(ranks or placing.make_ranks(probe.num_ranks))
+        if len(self.ranks) < probe.num_ranks:
+            raise ConfigError(
+                f"placement {self._placement} needs {probe.num_ranks} ranks; "
+                f"{len(self.ranks)} are given.\n  Give a RankMesh for each."
+            )
+        if partition is not None and len(partition) != len(stages):
+            raise ConfigError(
+                f"{len(partition)} partitions were given for {len(stages)} stages.\n"
+                "  Give one for each stage; None for a replicated one."
+            )
         self.param_shardings = [
             self._shardings(stage, params, partition) for stage in range(len(stages))
         ]
         self._accumulators = accumulators.Accumulators(
             self._layouts, self._trained, self.param_shardings
         )
-        self._tied = ties.Ties(tied, params)
+        masks = [
+            layout.unflatten(each)
+            for layout, each in zip(self._layouts, self._trained, strict=True)
+        ]
+        self._tied = ties.Ties(tied, params, masks, self.sharding_trees)
         self._skips = skips
         self.emulation = emulation
         self.compiler = compiler.Compiler(
@@ -163,10 +177,11 @@ class Pipeline:
 
     def place(self, params: Sequence[Tree]) -> list[Tree]:
         """Returns the parameters on the devices of their ranks."""
-        placed = [self._place(s, tree) for s, tree in enumerate(params)]
         return [
             layout.unflatten(leaves)
-            for layout, leaves in zip(self._layouts, placed, strict=True)
+            for layout, leaves in zip(
+                self._layouts, self._place_all(params), strict=True
+            )
         ]
 
     def compile(
@@ -184,6 +199,8 @@ class Pipeline:
         """
         graph, feeds = self._prepare(microbatches, backward)
         self.compiler.plans(graph, _layouts(feeds), report)
+        if backward:
+            self._compile_rest()
 
     def num_uncompiled(
         self, microbatches: Sequence[Tree], backward: bool = True
@@ -228,12 +245,15 @@ class Pipeline:
         """
         graph, feeds = self._prepare(microbatches, backward)
         dispatchers = policies.dispatchers(graph, self.policy)
+        leaves = self._place_all(params)
         plans = self.compiler.plans(graph, _layouts(feeds))
+        if backward:
+            self._compile_rest()
         loss_rank = self.ranks[graph.placement[graph.loss_stage]]
         step = Step(
             graph=graph,
             programs=plans,
-            params=[self._place(s, tree) for s, tree in enumerate(params)],
+            params=leaves,
             feeds=[[f[0] for f in each] for each in feeds],
             scale=jax.device_put(np.float32(scale), loss_rank.replicated),
             accumulators=self._accumulators.zeros() if backward else [],
@@ -283,8 +303,27 @@ class Pipeline:
             self._tied.add_up(grads)
         return Result(loss, tuple(losses), tuple(aux), tuple(grads), trace, step.flags)
 
+    def _compile_rest(self) -> None:
+        """Compiles, once, what a step needs beside the stages' programs."""
+        self._accumulators.compile()
+        self._tied.compile()
+
+    def _place_all(self, params: Sequence[Tree]) -> list[list[Any]]:
+        if len(params) != len(self._layouts):
+            raise ConfigError(
+                f"{len(params)} parameter trees were given for {len(self._layouts)} "
+                "stages.\n  Give one for each stage."
+            )
+        return [self._place(s, tree) for s, tree in enumerate(params)]
+
     def _place(self, stage: int, tree: Tree) -> list[Any]:
-        leaves = flatten(tree)[0]
+        leaves, layout = flatten(tree)
+        if layout != self._layouts[stage]:
+            raise ConfigError(
+                f"the parameters of stage {stage} are not those that were declared: "
+                f"{jax.tree.map(jax.numpy.shape, tree)}.\n"
+                "  Keep their structure, shapes and dtypes."
+            )
         shardings = self.param_shardings[stage]
         moved = [
             i
@@ -323,12 +362,12 @@ def split(batch: Tree, num_microbatches: int) -> list[Tree]:
     Raises:
       ConfigError: there are fewer rows than microbatches.
     """
-    rows = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
-    if len(rows) != 1 or min(rows) < num_microbatches:
+    leaves, treedef = jax.tree.flatten(batch)
+    rows = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in leaves}
+    if len(rows) != 1 or min(rows) < max(num_microbatches, 1):
         raise ConfigError(
             f"arrays of {sorted(rows)} rows cannot be cut into {num_microbatches} "
             "microbatches.\n  Give arrays of one length, at least that."
         )
-    leaves, treedef = jax.tree.flatten(batch)
     parts = [np.array_split(np.asarray(leaf), num_microbatches) for leaf in leaves]
     return [jax.tree.unflatten(treedef, each) for each in zip(*parts, strict=True)]

@@ -103,9 +103,8 @@ def _compile_backward(
         saved: Arrays,
         cotangents: Sequence[Arrays],
     ) -> tuple[Any, Any, Any]:
-        summed, onward = run(accumulators, params, saved, cotangents)
-        flat = [leaf for each in onward for leaf in each]
-        return summed, onward, _all_finite(flat or summed)
+        summed, onward, new = run(accumulators, params, saved, cotangents)
+        return summed, onward, _all_finite(new)
 
     accumulators = [
         jax.ShapeDtypeStruct(params[i].shape, jnp.float32, sharding=params[i].sharding)

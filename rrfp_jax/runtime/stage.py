@@ -35,20 +35,31 @@ class Stage:
     def trained(self, params: Tree) -> list[bool]:
         """Returns, for each array leaf of `params`, whether it is trained.
 
+        Integer leaves never are.
+
         Raises:
           ConfigError: `frozen` names a key that `params` does not have.
         """
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        paths = [path for path, leaf in leaves if is_array(leaf)]
+        leaves = [
+            (path, leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+            if is_array(leaf)
+        ]
         if isinstance(self.frozen, bool):
-            return [not self.frozen] * len(paths)
+            return [not self.frozen and is_inexact(leaf) for _, leaf in leaves]
+        if isinstance(self.frozen, str):
+            raise ConfigError(
+                f"frozen={self.frozen!r} is one string.\n  Give a collection of keys."
+            )
         unknown = sorted(set(self.frozen) - set(params))
         if unknown:
             raise ConfigError(
                 f"frozen keys {unknown} are not among the stage's parameters "
                 f"{sorted(params)}.\n  Name top-level keys of its params."
             )
-        return [path[0].key not in self.frozen for path in paths]
+        return [
+            path[0].key not in self.frozen and is_inexact(leaf) for path, leaf in leaves
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +71,19 @@ class Layout:
 
     Attributes:
       treedef: of the whole value.
-      statics: leaf position -> value, for the leaves that are no arrays.
+      statics: (leaf position, value, its repr) of the leaves that are no arrays; the
+        repr keeps 1, 1.0 and True apart.
       avals: shapes and dtypes of the array leaves, in order.
     """
 
     treedef: jax.tree_util.PyTreeDef
-    statics: tuple[tuple[int, Any], ...]
+    statics: tuple[tuple[int, Any, str], ...]
     avals: tuple[jax.ShapeDtypeStruct, ...]
 
     def unflatten(self, arrays: Sequence[Any]) -> Tree:
         """Puts array leaves back into the tree."""
         rest = iter(arrays)
-        statics = dict(self.statics)
+        statics = {i: value for i, value, _ in self.statics}
         count = self.treedef.num_leaves
         leaves = [statics[i] if i in statics else next(rest) for i in range(count)]
         return jax.tree.unflatten(self.treedef, leaves)
@@ -85,10 +97,17 @@ def is_array(leaf: Any) -> bool:
 def flatten(tree: Tree) -> tuple[list[Any], Layout]:
     """Returns the array leaves of a tree and its layout."""
     leaves, treedef = jax.tree.flatten(tree)
-    statics = tuple((i, x) for i, x in enumerate(leaves) if not is_array(x))
+    statics = tuple((i, x, repr(x)) for i, x in enumerate(leaves) if not is_array(x))
     arrays = [x for x in leaves if is_array(x)]
-    avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
-    return arrays, Layout(treedef, statics, avals)
+    return arrays, Layout(treedef, statics, tuple(map(_aval, arrays)))
+
+
+def _aval(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype as JAX will have them: float64 of numpy is float32."""
+    dtype = array.dtype
+    if isinstance(array, np.ndarray | np.generic):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(array.shape, dtype)
 
 
 def is_inexact(aval: Any) -> bool:

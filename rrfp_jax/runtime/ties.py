@@ -5,10 +5,12 @@ group names them, and every copy gets the total, bitwise the same. Copies that s
 equal and see equal updates stay equal. A norm over all stages counts the first only.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rrfp_jax.errors import ConfigError
 
@@ -19,42 +21,75 @@ Group = Sequence[Place]
 class Ties:
     """The groups of tied parameters of a pipeline.
 
+    Args:
+      groups: the places of each tied parameter; the first is the owner.
+      params: by stage; shapes matter only.
+      trained: by stage, in the structure of `params`: whether a leaf is trained.
+      shardings: by stage, in the structure of `params`.
+
     Raises:
-      ConfigError: a place does not exist, or the shapes of a group differ.
+      ConfigError: a place does not exist or is named twice, or the places of a group
+        differ in shape or in whether they are trained.
     """
 
-    def __init__(self, groups: Sequence[Group], params: Sequence[Any]) -> None:
-        self.groups = [tuple(group) for group in groups]
-        for group in self.groups:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        params: Sequence[Any],
+        trained: Sequence[Any],
+        shardings: Sequence[Any],
+    ) -> None:
+        self._groups = [tuple(group) for group in groups]
+        self._shardings = shardings
+        self._shapes = []
+        places = [place for group in self._groups for place in group]
+        for group in self._groups:
             shapes = {place: _get(params, place).shape for place in group}
-            if len(set(shapes.values())) != 1:
-                raise ConfigError(
-                    f"tied parameters have different shapes: {shapes}.\n"
-                    "  Tie parameters of one shape."
-                )
+            is_trained = {place: _get(trained, place) for place in group}
+            for found in (shapes, is_trained):
+                if len(set(found.values())) != 1:
+                    raise ConfigError(
+                        f"tied parameters are unlike (shapes {shapes}, trained "
+                        f"{is_trained}).\n  Tie parameters of one shape, and freeze "
+                        "all of them or none."
+                    )
+            self._shapes.append(shapes[group[0]])
+        for place in places:
+            if places.count(place) > 1:
+                raise ConfigError(f"{place} is tied twice.\n  Name each place once.")
+
+    def compile(self) -> None:
+        """Compiles the additions, if they are not."""
+        _ = self._programs
+
+    @functools.cached_property
+    def _programs(self) -> list[Callable[..., Any]]:
+        programs: list[Callable[..., Any]] = []
+        for group, shape in zip(self._groups, self._shapes, strict=True):
+            where = _get(self._shardings, group[0])
+            aval = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
+            add = jax.jit(jnp.add, out_shardings=where)
+            programs.append(add.lower(aval, aval).compile())
+        return programs
 
     def add_up(self, grads: list[Any]) -> None:
         """Gives every copy the total gradient of its group, in place."""
-        for group in self.groups:
+        for group, add in zip(self._groups, self._programs, strict=True):
             first, *others = (_get(grads, place) for place in group)
+            if first is None:  # frozen, all of them
+                continue
             total = first
             for other in others:
-                total = _add(total, jax.device_put(other, first.sharding))
-            for place, copy in zip(group, (first, *others), strict=True):
-                moved = jax.device_put(total, copy.sharding)
+                total = add(total, jax.device_put(other, first.sharding))
+            for place in group:
+                moved = jax.device_put(total, _get(self._shardings, place))
                 grads[place[0]] = _replaced(grads[place[0]], place[1:], moved)
 
 
-@jax.jit
-def _add(a: jax.Array, b: jax.Array) -> jax.Array:
-    return a + b
-
-
 def _get(trees: Sequence[Any], place: Place) -> Any:
-    stage, *path = place
-    node = trees[stage]
+    node: Any = trees
     try:
-        for key in path:
+        for key in place:
             node = node[key]
     except (KeyError, IndexError, TypeError) as error:
         raise ConfigError(

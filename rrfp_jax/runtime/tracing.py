@@ -75,8 +75,9 @@ class Traced:
       output: layout of the payload, or of (loss, auxiliary outputs).
       forward: (params, rest) -> (outputs, kept). `rest` is inputs, then feed.
       backward: (accumulators, params, saved, cotangents) -> (accumulators, cotangents
-        for each wanted source). None where there is none. The cotangents given are one
-        list for each out-edge; for the loss stage, one list with its scale.
+        for each wanted source, everything that was added or is sent). None where there
+        is none. The cotangents given are one list for each out-edge; for the loss
+        stage, one list with its scale.
       saved: which arrays to keep for the backward: positions in the concatenation of
         `rest`, outputs and kept.
       trained: positions of the trained parameters.
@@ -110,9 +111,7 @@ def trace_stage(stage: Stage, signature: Signature, trained: Sequence[bool]) -> 
 
     plain = jaxprs.trace(run, *signature.avals)
     output = found[-1]
-    trained_at = tuple(
-        i for i, a in enumerate(signature.params.avals) if trained[i] and is_inexact(a)
-    )
+    trained_at = tuple(i for i, is_trained in enumerate(trained) if is_trained)
     if not signature.has_backward:
         inlined = jaxprs.inline(plain)
 
@@ -220,7 +219,9 @@ class _Residuals:
     def forward(self) -> Callable[..., Any]:
         """Returns (params, rest) -> (outputs, kept)."""
         outvars = [*self.closed.jaxpr.outvars[: self.num_outputs], *self.kept]
-        run = jex.jaxpr_as_fun(jaxprs.with_outputs(self.closed, outvars))
+        run = jex.jaxpr_as_fun(
+            jaxprs.with_outputs(self.closed, outvars, keep_effects=True)
+        )
 
         def forward(params: Arrays, rest: Arrays) -> tuple[list[Any], list[Any]]:
             results = run(*params, *rest)
@@ -237,7 +238,7 @@ class _Residuals:
             params: Arrays,
             saved: Arrays,
             cotangents: Sequence[Arrays],
-        ) -> tuple[list[Any], list[list[Any]]]:
+        ) -> tuple[list[Any], list[list[Any]], list[Any]]:
             recomputed = again(*params) if self.again.jaxpr.outvars else []
             places = {"param": params, "saved": saved, "again": recomputed}
             leaves = [
@@ -256,7 +257,7 @@ class _Residuals:
                 total + grad.astype(total.dtype)
                 for total, grad in zip(accumulators, groups[0], strict=True)
             ]
-            return summed, groups[1:]
+            return summed, groups[1:], list(grads)
 
         return backward
 
@@ -302,7 +303,7 @@ def _classify(
                 place[var] = len(rest) + num_outputs + len(kept)
                 kept.append(var)
             origins.append(("saved", saved.setdefault(place[var], len(saved))))
-    sliced = jaxprs.with_outputs(closed, list(again))
+    sliced = jaxprs.with_outputs(closed, list(again), keep_effects=False)
     only = sliced.jaxpr.replace(
         invars=list(params), debug_info=jaxprs.without_names(sliced.jaxpr)
     )

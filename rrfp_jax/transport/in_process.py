@@ -1,5 +1,6 @@
 """Transport between ranks of one process: `jax.device_put` at launch."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,11 @@ class InProcess:
     """
 
     def __init__(self) -> None:
+        self._names: set[Message] = set()  # all that were ever sent
         self._payloads: dict[Message, list[jax.Array]] = {}  # sent and not taken
-        self._in_transit: list[Message] = []  # sent and not reported, oldest first
+        # Sent and not reported, oldest first: what to watch of each, without keeping it
+        # alive. What is gone has arrived and been used.
+        self._in_transit: dict[Message, list[weakref.ref[Any]]] = {}
 
     def send(
         self,
@@ -27,18 +31,22 @@ class InProcess:
         shardings: Sequence[jax.sharding.Sharding],
     ) -> None:
         """Starts the copies. Does not block."""
-        if message in self._payloads:
+        if message in self._names:
             raise ProtocolError(f"{message.source} was sent to {message.to} twice.")
-        self._payloads[message] = (
-            jax.device_put(list(payload), list(shardings)) if payload else []
-        )
-        self._in_transit.append(message)
+        self._names.add(message)
+        moved = jax.device_put(list(payload), list(shardings)) if payload else []
+        self._payloads[message] = moved
+        self._in_transit[message] = [weakref.ref(array) for array in moved]
 
     def arrived(self) -> list[Message]:
         """Returns the messages whose copies have completed since the last call."""
-        complete = [m for m in self._in_transit if self._is_complete(m)]
-        if complete:
-            self._in_transit = [m for m in self._in_transit if m not in complete]
+        complete = [
+            message
+            for message, arrays in self._in_transit.items()
+            if all(map(_is_there, arrays))
+        ]
+        for message in complete:
+            del self._in_transit[message]
         return complete
 
     def take(self, message: Message) -> list[jax.Array]:
@@ -54,10 +62,11 @@ class InProcess:
         """Returns how many messages have not been reported as arrived."""
         return len(self._in_transit)
 
-    def _is_complete(self, message: Message) -> bool:
-        return all(map(_is_ready, self._payloads[message]))
 
-
-def _is_ready(array: Any) -> bool:
-    """Whether the values exist. Any: the stub of `jax.Array` lacks `is_ready`."""
+def _is_there(reference: "weakref.ref[Any]") -> bool:
+    array: Any = reference()
+    if array is None:
+        return True
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)  # a key array has no `is_ready`
     return bool(array.is_ready())

@@ -1,0 +1,111 @@
+"""Loss and gradients equal the reference under every policy on every topology."""
+
+import itertools
+
+import pytest
+
+from rrfp_jax.core import orders, policies
+from rrfp_jax.core.policies import Policy
+from rrfp_jax.errors import ConfigError
+from tests.runtime import toys
+
+COUNT = 4
+# Where several stages share a rank other than round-robin, and 1F1B does not exist.
+WITHOUT_1F1B = ("two_stages_a_rank", "v_shaped", "tower_on_ranks_of_another")
+HINTS = (*policies.RULES, *policies.ORDERS, "csv")
+CHOICES = [
+    *itertools.product(HINTS, ["readiness"], policies.PRESSURES),
+    *itertools.product(HINTS, ["fixed", "opportunistic"], ["reserving"]),
+]
+
+
+@pytest.fixture
+def policy_of(tmp_path):
+    """Makes policies; the hint "csv" becomes a file with another legal order."""
+
+    def make(name, hint, **fields):
+        if hint == "csv":
+            graph = toys.compiled(name).graph([()] * COUNT)
+            backwards = [[t for t in o if t.kind == "B"] for o in orders.gpipe(graph)]
+            forwards = [[t for t in o if t.kind == "F"] for o in orders.gpipe(graph)]
+            hint = str(tmp_path / "order.csv")
+            (tmp_path / "order.csv").write_text(
+                orders.to_csv(
+                    [
+                        sorted(f, key=lambda t: (-t.microbatch, t.stage))
+                        + sorted(b, key=lambda t: (t.microbatch, -t.stage))
+                        for f, b in zip(forwards, backwards, strict=True)
+                    ]
+                )
+            )
+        return Policy(hint=hint, **fields)
+
+    return make
+
+
+def needs_1f1b(hint, order):
+    return hint in ("1f1b", "deep_1f1b") or (
+        hint in policies.RULES and order != "readiness"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "order", "pressure"), CHOICES, ids=["-".join(c) for c in CHOICES]
+)
+@pytest.mark.parametrize("name", toys.TOYS)
+def test_loss_and_gradients_are_those_of_one_process(
+    name, hint, order, pressure, policy_of
+):
+    pipeline, params = toys.compiled(name), toys.TOYS[name].params()
+    pipeline.policy = policy_of(name, hint, order=order, back_pressure=pressure)
+    microbatches = toys.microbatches_of(COUNT)
+    if name in WITHOUT_1F1B and needs_1f1b(hint, order):
+        with pytest.raises(ConfigError, match="1f1b is not defined for placement"):
+            pipeline.run(params, microbatches)
+        return
+    loss, grads = pipeline.loss_and_grad(params, microbatches, scale=0.25)
+    toys.assert_close((loss, list(grads)), toys.expected(name, COUNT, 0.25))
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("pressure", policies.PRESSURES)
+@pytest.mark.parametrize("launch_ahead", [1, 3])
+@pytest.mark.parametrize("name", toys.TOYS)
+def test_limits_and_launch_ahead_do_not_change_the_gradients(
+    name, limit, pressure, launch_ahead
+):
+    pipeline = toys.compiled(name)
+    pipeline.policy = Policy("bf", "readiness", limit, pressure, 2.0, launch_ahead)
+    loss, grads = pipeline.loss_and_grad(
+        toys.TOYS[name].params(), toys.microbatches_of(COUNT), scale=0.25
+    )
+    toys.assert_close((loss, list(grads)), toys.expected(name, COUNT, 0.25))
+
+
+@pytest.mark.parametrize("name", ["single_stage", "interleaved", "skip_edges"])
+def test_evaluation_has_the_same_losses_and_no_gradient(name):
+    pipeline, params = toys.compiled(name), toys.TOYS[name].params()
+    pipeline.policy = Policy()
+    trained = pipeline.run(params, toys.microbatches_of(COUNT), 0.25)
+    result = pipeline.run(params, toys.microbatches_of(COUNT), 0.25, backward=False)
+    toys.assert_close(result.losses, trained.losses, 1e-6)
+    assert result.grads == ()
+    assert len(result.trace.spans) == COUNT * len(params)
+
+
+def test_readiness_and_fixed_order_give_the_same_loss_curve_bit_by_bit():
+    """20 steps of gradient descent on a chain, BF against fixed 1F1B."""
+    toy, pipeline = toys.TOYS["one_each"], toys.compiled("one_each")
+    curves, ends = [], []
+    for policy in (Policy("bf"), Policy("1f1b", order="fixed")):
+        pipeline.policy, params, curve = policy, toy.params(), []
+        for step in range(20):
+            microbatches = toys.microbatches_of(COUNT, seed=step % 3)
+            loss, grads = pipeline.loss_and_grad(params, microbatches, 1 / 8)
+            params = toys.sgd(params, grads, 0.3)
+            curve.append(loss)
+        curves.append(curve)
+        ends.append(params)
+    assert curves[0] == curves[1]
+    assert curves[0][-3] < 0.8 * curves[0][0]
+    toys.assert_same_bits(*ends)
