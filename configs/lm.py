@@ -24,6 +24,10 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "eval_paths": (),
         "tokenizer": "bytes",  # or the path of a tokenizer.json
         "seed": 0,
+        "num_workers": 2,  # threads that prepare batches
+        "prefetch": 4,  # batches prepared ahead
+        "validate": True,
+        "progress": True,
     }
     config.model = {
         "language": {
@@ -36,8 +40,15 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
             "head_dim": 32,
             "mlp_width": 384,
             "max_length": 128,
+            "qk_norm": False,
+            "tied": False,
+            "rope_theta": 10_000.0,
+            "norm_eps": 1e-5,
+            "dropout": 0.0,
+            "compute_dtype": "float32",  # or bfloat16
         },
-        "recompute": "none",
+        "recompute": "none",  # or dots, stage
+        "frozen": (),  # beginnings of layer names
     }
     config.pipeline = {
         "num_ranks": 4,
@@ -57,6 +68,9 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "learning_rate": 2e-3,
         "warmup_steps": 30,
         "final_fraction": 0.05,
+        "b1": 0.9,
+        "b2": 0.95,
+        "eps": 1e-8,
         "weight_decay": 0.1,
         "clip_norm": 1.0,
     }
@@ -65,6 +79,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "seed": 0,
         "log_every": 1,
         "eval_every": 0,
+        "eval_batches": 0,  # all
         "checkpoint_every": 80,
         "keep_checkpoints": 2,
         "trace_step": 20,
@@ -76,6 +91,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         config.pipeline.num_microbatches = 4
         config.optimizer.warmup_steps = 2
         config.train.update({"num_steps": 6, "checkpoint_every": 2, "trace_step": 3})
+        config.train.eval_batches = 4
     elif variant:
         raise ValueError(f"variant {variant!r} is not known; there is only 'small'.")
     return config

@@ -22,7 +22,16 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "batch_size": 32,  # samples a step
         "length_buckets": (40,),  # tokens a row, image tokens included
         "image_buckets": (4, 8),  # image slots a microbatch
+        "max_images_per_sample": 2,
+        "paths": (),  # for source=llava: files or globs
+        "eval_paths": (),
+        "image_folder": "",
+        "tokenizer": "bytes",  # or the path of a tokenizer.json
         "seed": 0,
+        "num_workers": 2,  # threads that prepare batches
+        "prefetch": 4,  # batches prepared ahead
+        "validate": True,
+        "progress": True,
         **image,
     }
     config.model = {
@@ -38,15 +47,22 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
             "max_length": 40,
             "qk_norm": True,
             "tied": True,
+            "rope_theta": 10_000.0,
+            "norm_eps": 1e-5,
+            "dropout": 0.0,
+            "compute_dtype": "float32",  # or bfloat16
         },
         "vision": {
             "width": 64,
             "num_layers": 2,
             "num_heads": 4,
             "mlp_width": 128,
+            "dropout": 0.0,
+            "compute_dtype": "float32",
             **image,
         },
-        "recompute": "none",
+        "recompute": "none",  # or dots, stage
+        "frozen": (),  # beginnings of layer names, such as ("vision/",)
     }
     config.pipeline = {
         "num_ranks": 4,
@@ -66,6 +82,9 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "learning_rate": 1e-3,
         "warmup_steps": 30,
         "final_fraction": 0.05,
+        "b1": 0.9,
+        "b2": 0.95,
+        "eps": 1e-8,
         "weight_decay": 0.1,
         "clip_norm": 1.0,
     }
@@ -74,6 +93,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "seed": 0,
         "log_every": 1,
         "eval_every": 400,
+        "eval_batches": 0,  # all
         "checkpoint_every": 200,
         "keep_checkpoints": 2,
         "trace_step": 20,

@@ -24,21 +24,20 @@ def main() -> None:
     """Reads the config, prepares JAX, trains."""
     config = config_border.from_config_dict(TrainConfig, _CONFIG.value)
     folder = pathlib.Path(_WORKDIR.value)
-    prepare_jax(config, folder)
+    prepare(config)
+    cache = (folder / "compilation_cache").absolute()
     try:
-        scores = Trainer(config).run(folder)
+        scores = Trainer(config).run(folder, cache)
     except KeyboardInterrupt:
         sys.exit(130)
     for name, value in scores.items():
         print(f"{name} {value:.4f}")
 
 
-def prepare_jax(config: TrainConfig, folder: pathlib.Path) -> None:
-    """Sets what must be set before JAX is first used."""
+def prepare(config: TrainConfig) -> None:
+    """Sets what must be set before JAX is first used, and what is logged."""
     needed = config.pipeline.num_ranks * config.mesh.data * config.mesh.model
     jax.config.update("jax_num_cpu_devices", config.mesh.num_cpu_devices or needed)
-    cache = (folder / "compilation_cache").absolute()
-    jax.config.update("jax_compilation_cache_dir", str(cache))
     logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(_is_ours_or_serious)
 

@@ -77,7 +77,7 @@ def fixed_orders(graph: PipelineGraph, policy: Policy) -> list[orders.Order]:
         case "deep_1f1b":
             return orders.one_forward_one_backward(graph, policy.warmup_factor)
         case path if path.endswith(".csv"):
-            return orders.from_csv(_read(path), graph, path)
+            return _from_csv(path, graph)
         case _:
             return orders.one_forward_one_backward(graph)
 
@@ -125,6 +125,15 @@ def _hints(graph: PipelineGraph, policy: Policy) -> list[hints.Hint]:
             return [hints.Priority(Kind.F) for _ in ranks]
         case _:
             return [hints.Ordered(order) for order in fixed_orders(graph, policy)]
+
+
+def _from_csv(path: str, graph: PipelineGraph) -> list[orders.Order]:
+    try:
+        return orders.from_csv(_read(path), graph, path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\n  Or set --config.pipeline.hint to another order than {path}."
+        ) from error
 
 
 def _read(path: str) -> str:

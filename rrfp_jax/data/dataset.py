@@ -1,7 +1,7 @@
 """The entry of the package: a config in, batches out."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from absl import logging
 
@@ -36,7 +36,9 @@ class Data:
     config: config_lib.DataConfig
     num_microbatches: int
 
-    def evaluation(self) -> Iterator[list[microbatch_lib.Microbatch]]:
+    def evaluation(
+        self,
+    ) -> Generator[list[microbatch_lib.Microbatch], None, None]:
         """Returns a fresh, finite iterator over the held-out samples, in order.
 
         Raises:
@@ -115,6 +117,7 @@ def _open_source(
                 getattr(config, field), field, config.progress
             )
             documents = (tokenizer.encode(text) for text in texts)
+    files = getattr(config, field) if config.source.reads_paths else ()
     return packed.PackedSource(
-        documents, config.length_buckets[0], tokenizer.eos_id, field
+        documents, config.length_buckets[0], tokenizer.eos_id, field, files
     )

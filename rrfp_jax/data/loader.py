@@ -7,7 +7,7 @@ batch where `_batches` makes microbatches.
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Self
 
 import grain
@@ -106,7 +106,7 @@ def evaluation(
     config: config_lib.DataConfig,
     num_microbatches: int,
     pad_id: int,
-) -> Iterator[list[microbatch_lib.Microbatch]]:
+) -> Generator[list[microbatch_lib.Microbatch], None, None]:
     """Yields every sample once, in order; masked rows fill up the last batch.
 
     Args:

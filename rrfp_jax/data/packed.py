@@ -28,6 +28,7 @@ class PackedSource:
       length: L.
       eos_id: ends each document.
       field: of `DataConfig`, names the documents in messages.
+      files: what that field says, where it names files.
 
     Raises:
       ConfigError: when no document has a token.
@@ -36,12 +37,18 @@ class PackedSource:
     image_counts: Sequence[int] = (0,)
 
     def __init__(
-        self, documents: Iterable[list[int]], length: int, eos_id: int, field: str
+        self,
+        documents: Iterable[list[int]],
+        length: int,
+        eos_id: int,
+        field: str,
+        files: Sequence[str] = (),
     ) -> None:
         parts = [np.asarray([*ids, eos_id], np.int32) for ids in documents]
         if all(len(part) == 1 for part in parts):
+            named = f" ({', '.join(files)})" if files else ""
             raise errors.ConfigError(
-                f"data.{field} has no text in its {len(parts)} documents.\n"
+                f"data.{field} has no text in its {len(parts)} documents{named}.\n"
                 f'  Name files with lines of {{"text": ...}} in --config.data.{field}.'
             )
         self._tokens_S = np.concatenate(parts)

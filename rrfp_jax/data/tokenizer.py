@@ -134,8 +134,8 @@ def check_vocabulary(tokenizer: Tokenizer, model_vocab_size: int) -> None:
     """
     if tokenizer.vocab_size > model_vocab_size:
         raise errors.ConfigError(
-            f"model.vocab_size={model_vocab_size} is smaller than the tokenizer's "
-            f"vocabulary of {tokenizer.vocab_size}.\n"
-            f"  Set --config.model.vocab_size to {tokenizer.vocab_size} or more, or "
-            "--config.data.tokenizer to a smaller one."
+            f"model.language.vocab_size={model_vocab_size} is smaller than the "
+            f"tokenizer's vocabulary of {tokenizer.vocab_size}.\n"
+            f"  Set --config.model.language.vocab_size to {tokenizer.vocab_size} or "
+            "more, or --config.data.tokenizer to a smaller one."
         )

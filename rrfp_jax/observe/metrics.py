@@ -70,6 +70,11 @@ class MetricsWriter:
         for name, value in scalars.items():
             self._board.add_scalar(name, float(value), step)
 
+    def has(self, step: int, name: str) -> bool:
+        """Whether a line of `step` holds the scalar `name`."""
+        lines = map(json.loads, self.path.read_text().splitlines())
+        return any(line["step"] == step and name in line for line in lines)
+
     def rewind(self, step: int) -> None:
         """Drops every line after `step`, at once or not at all.
 

@@ -109,9 +109,9 @@ class Compiler:
         self, graph: PipelineGraph, new: dict[Kind, Route], report: Report
     ) -> None:
         if self.is_sealed:
-            shapes = [[a.shape for a in f.avals] for f in next(iter(new)).feeds]
+            feeds = [f.unflatten(f.avals) for f in next(iter(new)).feeds]
             raise ConfigError(
-                f"a microbatch with feeds of shapes {shapes} was not declared before "
+                f"a microbatch with the feeds {feeds} was not declared before "
                 "training began.\n  Declare its bucket, so that it is compiled ahead."
             )
         signatures = {

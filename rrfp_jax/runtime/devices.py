@@ -79,12 +79,15 @@ class RealDevices:
         """The transport watches it."""
 
     def poll(self) -> list[Told]:
-        """Asks the transport, then the oldest launch of each rank."""
-        told = [self._arrived(message) for message in self._transport.arrived()]
+        """Asks for the oldest launch of each rank, then the transport."""
+        finished = []
+        arrived = self._transport.arrived()
         for rank, running in enumerate(self._running):
-            # A device runs its launches in order: only the oldest can be next.
+            # A device runs its launches in order: only the oldest can be next. What
+            # has arrived was computed before, so its source is found here.
             while running and running[0][1].is_ready():
-                told.append(self._finished(rank, *running.pop(0)))
+                finished.append(self._finished(rank, *running.pop(0)))
+        told = [*map(self._arrived, arrived), *finished]
         if told:
             self._pause_s = _FIRST_PAUSE_S
         return told

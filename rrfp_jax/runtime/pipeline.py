@@ -4,6 +4,7 @@ The trainer uses this very object.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,8 @@ class Result:
     """What a step computed.
 
     Attributes:
-      loss: scale times the sum of the microbatches' losses, in index order.
+      loss: scale times the exact sum of the microbatches' losses; NaN if one of them is
+        not finite.
       losses: the loss of each microbatch, unscaled.
       aux: the auxiliary outputs of each microbatch.
       grads: by stage, in the structure of its parameters, float32, on the devices of
@@ -297,7 +299,9 @@ class Pipeline:
             loss, extra = programs.output.unflatten(step.outputs[j])
             losses.append(float(loss))
             aux.append(extra)
-        loss = float(np.sum(np.asarray(losses, np.float32)) * np.float32(scale))
+        loss = (
+            math.fsum(losses) * scale if all(map(math.isfinite, losses)) else math.nan
+        )
         grads = self._accumulators.as_trees(step.accumulators)
         if grads:
             self._tied.add_up(grads)
@@ -340,9 +344,9 @@ class Pipeline:
         rank = self.ranks[self._placement[stage]]
         specs = partition[stage] if partition else None
         if specs is None:
-            return [rank.of_parameter(None) for _ in self._layouts[stage].avals]
+            return [rank.replicated for _ in self._layouts[stage].avals]
         matched = jax.tree.map(
-            lambda leaf, spec: rank.of_parameter(spec), params[stage], specs
+            lambda leaf, spec: rank.of_parameter(spec, leaf.shape), params[stage], specs
         )
         return jax.tree.leaves(matched)
 

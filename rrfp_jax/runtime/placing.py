@@ -8,6 +8,7 @@ split over `data` along their first axis where that divides it, and replicated o
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +50,22 @@ class RankMesh:
             return self.split
         return self.replicated
 
-    def of_parameter(self, spec: PartitionSpec | None) -> Sharding:
-        """Returns where a parameter with this spec lies."""
-        return self._sharding(spec or PartitionSpec())
+    def of_parameter(self, spec: PartitionSpec, shape: Sequence[int]) -> Sharding:
+        """Returns where a parameter with this spec and shape lies.
+
+        Raises:
+          ConfigError: the mesh does not divide it.
+        """
+        for axes, size in zip(spec, shape, strict=False):
+            names = axes if isinstance(axes, tuple) else (axes,) if axes else ()
+            ways = math.prod(self.mesh.shape[name] for name in names)
+            if size % ways:
+                raise ConfigError(
+                    f"mesh.{'.'.join(names)}={ways} does not divide a parameter of "
+                    f"shape {tuple(shape)}, cut by {spec}.\n"
+                    f"  Set --config.mesh.{names[0]} to a divisor of {size}."
+                )
+        return self._sharding(spec)
 
     def _sharding(self, spec: PartitionSpec) -> Sharding:
         if self.mesh.size == 1:

@@ -51,14 +51,15 @@ class Stage:
             raise ConfigError(
                 f"frozen={self.frozen!r} is one string.\n  Give a collection of keys."
             )
-        unknown = sorted(set(self.frozen) - set(params))
+        unknown = sorted(set(self.frozen) - {_key(path) for path, _ in leaves})
         if unknown:
             raise ConfigError(
                 f"frozen keys {unknown} are not among the stage's parameters "
-                f"{sorted(params)}.\n  Name top-level keys of its params."
+                f"{sorted({str(_key(path)) for path, _ in leaves})}.\n"
+                "  Name top-level keys of its params."
             )
         return [
-            path[0].key not in self.frozen and is_inexact(leaf) for path, leaf in leaves
+            _key(path) not in self.frozen and is_inexact(leaf) for path, leaf in leaves
         ]
 
 
@@ -87,6 +88,11 @@ class Layout:
         count = self.treedef.num_leaves
         leaves = [statics[i] if i in statics else next(rest) for i in range(count)]
         return jax.tree.unflatten(self.treedef, leaves)
+
+
+def _key(path: tuple[Any, ...]) -> Any:
+    """Returns the top-level key of a leaf; None where there is none."""
+    return getattr(path[0], "key", None) if path else None
 
 
 def is_array(leaf: Any) -> bool:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend import core as jex
 
 from rrfp_jax.errors import ConfigError
@@ -139,7 +138,7 @@ def _with_loss(out: Tree) -> tuple[jax.Array, Tree]:
     if not hasattr(loss, "shape") or loss.shape != () or not is_inexact(loss):
         raise ConfigError(
             "the last stage must return a scalar loss, or (loss, auxiliary outputs); "
-            f"it returned {jax.tree.map(jnp.shape, out)}.\n"
+            f"it returned {jax.tree.map(jax.typeof, out)}.\n"
             "  Sum the loss over the microbatch."
         )
     return loss, aux
@@ -167,7 +166,8 @@ class _Residuals:
     cotangent_avals: tuple[jax.ShapeDtypeStruct, ...]
     kept: tuple[jex.Var, ...]  # residuals that are extra outputs
     saved: tuple[int, ...]
-    # For each residual: ("param", i), ("saved", i), ("again", i), ("const", value).
+    # For each residual: ("saved", i), ("again", i) or ("const", value). A parameter is
+    # "computed again" by naming it.
     origins: tuple[tuple[str, Any], ...]
     again: jex.ClosedJaxpr  # parameters -> what is computed again
     is_loss: bool
@@ -240,7 +240,7 @@ class _Residuals:
             cotangents: Sequence[Arrays],
         ) -> tuple[list[Any], list[list[Any]], list[Any]]:
             recomputed = again(*params) if self.again.jaxpr.outvars else []
-            places = {"param": params, "saved": saved, "again": recomputed}
+            places = {"saved": saved, "again": recomputed}
             leaves = [
                 places[place][i] if place in places else i for place, i in self.origins
             ]
@@ -284,7 +284,6 @@ def _classify(
     for i, var in enumerate([*rest, *outputs]):
         if isinstance(var, jex.Var):
             place.setdefault(var, i)
-    param_at = {var: i for i, var in enumerate(params)}
     kept: list[Any] = []
     again: dict[Any, int] = {}
     saved: dict[int, int] = {}
@@ -294,8 +293,6 @@ def _classify(
             origins.append(("const", var.val))
         elif var in consts:
             origins.append(("const", consts[var]))
-        elif var in param_at:
-            origins.append(("param", param_at[var]))
         elif var not in of_data:
             origins.append(("again", again.setdefault(var, len(again))))
         else:

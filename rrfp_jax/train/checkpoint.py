@@ -20,12 +20,14 @@ class State:
 
     Attributes:
       step: steps done.
+      updates: steps of them that were finite, and so moved the optimizer's schedule.
       params: by stage and layer, on the devices of the stage's rank.
       optimizer: states of the trained layers, likewise.
       data: where the next batch is.
     """
 
     step: int
+    updates: int
     params: Trees
     optimizer: Trees
     data: dict[str, Any]
@@ -54,7 +56,9 @@ class Checkpoints:
             state.step,
             args=ocp.args.Composite(
                 arrays=ocp.args.StandardSave(_arrays(state)),
-                meta=ocp.args.JsonSave({"step": state.step, "data": state.data}),
+                meta=ocp.args.JsonSave(
+                    {"step": state.step, "updates": state.updates, "data": state.data}
+                ),
             ),
         )
 
@@ -72,6 +76,7 @@ class Checkpoints:
         )
         return State(
             step=found.meta["step"],
+            updates=found.meta["updates"],
             params=_by_stage(found.arrays["params"], state.params),
             optimizer=_by_stage(found.arrays["optimizer"], state.optimizer),
             data=found.meta["data"],

@@ -154,12 +154,17 @@ class OptimizerConfig:
                     f"optimizer.{name}={getattr(self, name)} is not a positive number."
                     f"\n  Set --config.optimizer.{name} above 0."
                 )
-        for name in ("b1", "b2", "final_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(
-                    f"optimizer.{name}={getattr(self, name)} is not between 0 and 1.\n"
-                    f"  Set --config.optimizer.{name} between 0 and 1."
+                    f"optimizer.{name}={getattr(self, name)} is no decay rate.\n"
+                    f"  Set --config.optimizer.{name} to 0 or more and below 1."
                 )
+        if not 0 <= self.final_fraction <= 1:
+            raise ConfigError(
+                f"optimizer.final_fraction={self.final_fraction} is no fraction.\n"
+                "  Set --config.optimizer.final_fraction between 0 and 1."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +176,7 @@ class RunConfig:
       seed: of the parameters and of dropout.
       log_every: steps between lines in `metrics.jsonl`.
       eval_every: steps between evaluations; 0 for only the last step.
+      eval_batches: batches of an evaluation; 0 for all held-out samples.
       checkpoint_every: steps between checkpoints; the last step has one always.
       keep_checkpoints: how many of them are kept.
       trace_step: the step whose timeline is written; 0 for none.
@@ -180,6 +186,7 @@ class RunConfig:
     seed: int = 0
     log_every: int = 1
     eval_every: int = 0
+    eval_batches: int = 0
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     trace_step: int = 0
@@ -187,8 +194,19 @@ class RunConfig:
     def __post_init__(self) -> None:
         _check_at_least("train", self, num_steps=1, seed=0, log_every=1, eval_every=0)
         _check_at_least(
-            "train", self, checkpoint_every=1, keep_checkpoints=1, trace_step=0
+            "train",
+            self,
+            checkpoint_every=1,
+            keep_checkpoints=1,
+            trace_step=0,
+            eval_batches=0,
         )
+        if self.trace_step > self.num_steps:
+            raise ConfigError(
+                f"train.trace_step={self.trace_step} comes after the last of "
+                f"train.num_steps={self.num_steps}.\n"
+                "  Set --config.train.trace_step to one of them, or 0 for none."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

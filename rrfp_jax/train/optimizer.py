@@ -10,7 +10,7 @@ Optimizer states are kept by layer, as parameters are: nothing stored knows the 
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ Trees = list[dict[str, Any]]  # by stage, then layer name
 def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     """Returns the learning rate by step: linear warm-up, then cosine decay."""
     return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup_steps else config.learning_rate,
+        init_value=0.0,
         peak_value=config.learning_rate,
         warmup_steps=config.warmup_steps,
         decay_steps=num_steps,
@@ -102,7 +102,7 @@ class Optimizer:
             self._squares.append(jax.jit(squares).lower(trained).compile())
             update = jax.jit(
                 self._update,
-                donate_argnums=(0, 1, 2),
+                donate_argnums=(0, 1),
                 out_shardings=jax.tree.map(lambda x: x.sharding, (trained, state[s])),
             )
             grads = jax.tree.map(jnp.zeros_like, trained)
@@ -125,7 +125,7 @@ class Optimizer:
         Args:
           params: by stage and layer.
           state: of the trained layers.
-          grads: by stage, in the structure of `params`; used up too.
+          grads: by stage, in the structure of `params`.
           norm: finite, of the whole gradient.
         """
         factor = np.float32(min(1.0, self._clip_norm / max(norm, 1e-30)))
@@ -140,7 +140,20 @@ class Optimizer:
             )
             new_params.append({**params[s], **updated})
             new_state.append(states)
+        self._copy_tied(new_params)
         return new_params, new_state
+
+    def _copy_tied(self, params: Trees) -> None:
+        """Gives every copy of a tied parameter its owner's value, in place.
+
+        Each stage's update is another program, which XLA may round differently.
+        """
+        for owner, *copies in self._cut.tied:
+            value = _parent(params, owner)[owner[-1]]
+            for place in copies:
+                parent = _parent(params, place)
+                where = parent[place[-1]].sharding
+                parent[place[-1]] = jax.device_put(value, where)
 
     def _trained(self, stage: int) -> tuple[str, ...]:
         return self._cut.trained(stage)
@@ -162,6 +175,14 @@ class Optimizer:
             updates, new_state[name] = self._rule.update(scaled, state[name], tree)
             new_params[name] = optax.apply_updates(tree, updates)
         return new_params, new_state
+
+
+def _parent(params: Trees, place: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns the dict that holds the parameter at (stage, layer name, *path)."""
+    node: Any = params
+    for key in place[:-1]:
+        node = node[key]
+    return cast(dict[str, Any], node)
 
 
 def _finite(parts: Sequence[Any]) -> bool:

@@ -85,9 +85,15 @@ def cut_model(
     Raises:
       ConfigError: the counts, the stages or the frozen names do not fit the model.
     """
-    counts = list(pipeline.layer_counts) or _balanced(
-        model, model_config, pipeline.num_stages, shape
-    )
+    counts = list(pipeline.layer_counts)
+    if not counts:
+        try:
+            counts = _balanced(model, model_config, pipeline.num_stages, shape)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}\n  Set --config.pipeline.num_ranks={pipeline.num_ranks} (x "
+                f"num_chunks={pipeline.num_chunks}) accordingly."
+            ) from error
     parts: list[tuple[Layer, ...]] = []
     towers: list[str] = []
     last_of: dict[str, int] = {}
@@ -157,9 +163,15 @@ def _frozen(names: Sequence[str], beginnings: Sequence[str]) -> frozenset[str]:
         if not any(name.startswith(beginning) for name in names):
             raise ConfigError(
                 f"model.frozen names {beginning!r}, but no layer begins so.\n"
-                f"  Layers are {', '.join(names)}."
+                f"  Set --config.model.frozen to beginnings of {', '.join(names)}."
             )
-    return frozenset(name for name in names if name.startswith(tuple(beginnings)))
+    frozen = frozenset(name for name in names if name.startswith(tuple(beginnings)))
+    if len(frozen) == len(names):
+        raise ConfigError(
+            f"model.frozen={tuple(beginnings)} leaves no layer to train.\n"
+            "  Take something out of --config.model.frozen."
+        )
+    return frozen
 
 
 def _function(

@@ -3,13 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 from absl import logging
@@ -30,6 +27,7 @@ from rrfp_jax.train import feeds, stages, workdir
 from rrfp_jax.train.checkpoint import Checkpoints, State
 from rrfp_jax.train.config import TrainConfig
 from rrfp_jax.train.evaluation import evaluate
+from rrfp_jax.train.interrupts import Interrupts
 from rrfp_jax.train.optimizer import Optimizer, Trees, schedule
 
 
@@ -52,7 +50,7 @@ class Trainer:
         ranks = placing.make_ranks(
             config.pipeline.num_ranks, config.mesh.data, config.mesh.model
         )
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
         by_stage = self._cut.by_stage(shapes)
         without_images = self._cut.without_images()
         self._pipeline = Pipeline(
@@ -78,17 +76,33 @@ class Trainer:
         rates += [config.model.vision.dropout] if config.model.vision else []
         self._has_dropout = max(rates) > 0
         self._model = model
+        self.interrupts = Interrupts()
 
-    def run(self, folder: pathlib.Path) -> dict[str, float]:
+    def run(
+        self, folder: pathlib.Path, compilation_cache: pathlib.Path | None = None
+    ) -> dict[str, float]:
         """Trains to the last step, from the newest checkpoint in `folder` if any.
 
-        Returns the figures of the last evaluation, empty where there is none. An
-        interrupt (Ctrl-C) saves the last finished step before it goes on.
+        An interrupt (Ctrl-C) saves the last finished step before it goes on.
+
+        Args:
+          folder: where the run's files go; of this run, or new.
+          compilation_cache: where compiled programs are kept for the next time.
+
+        Returns:
+          The figures of the last evaluation, empty where there is none.
+
+        Raises:
+          ConfigError: the folder is of another run.
+          KeyboardInterrupt: after all that was finished is saved.
         """
         config = self._config
         workdir.claim(folder, dataclasses.asdict(config))
+        if compilation_cache is not None:
+            jax.config.update("jax_compilation_cache_dir", str(compilation_cache))
         checkpoints = Checkpoints(folder, config.train.keep_checkpoints)
         with (
+            self.interrupts,
             contextlib.closing(self._data.train),
             contextlib.closing(checkpoints),
             MetricsWriter(folder) as metrics,
@@ -114,7 +128,7 @@ class Trainer:
             init = functools.partial(self._model.init, names=names)
             params.append(jax.jit(init, out_shardings=like)(key))
         optimizer = self._optimizer.init(params)
-        return State(0, params, optimizer, self._data.train.state())
+        return State(0, 0, params, optimizer, self._data.train.state())
 
     def _compile(self, state: State) -> None:
         """Compiles all that the run will need, and forbids more."""
@@ -141,8 +155,9 @@ class Trainer:
         """Runs one step, forward, backward, update, and moves `state` on.
 
         A step that is not finite changes nothing but the count of steps and the
-        position in the data. `state` is always that of a whole step: an interrupt comes
-        before the update or after it.
+        position in the data. `state` is always that of a whole step: from the update
+        on, interrupts are held back until the caller has reported the step and calls
+        `interrupts.release`.
         """
         num_tokens = sum(microbatch.num_tokens for microbatch in batch)
         seed = self._config.train.seed if self._has_dropout else None
@@ -150,13 +165,14 @@ class Trainer:
         result = self._pipeline.run(state.params, arrays, 1 / max(num_tokens, 1))
         norm = self._optimizer.norm(result.grads)
         is_finite = math.isfinite(norm) and math.isfinite(result.loss)
-        with _uninterrupted():
-            if is_finite:
-                state.params, state.optimizer = self._optimizer.update(
-                    state.params, state.optimizer, result.grads, norm
-                )
-            state.step += 1
-            state.data = self._data.train.state()
+        self.interrupts.hold()
+        if is_finite:
+            state.params, state.optimizer = self._optimizer.update(
+                state.params, state.optimizer, result.grads, norm
+            )
+            state.updates += 1
+        state.step += 1
+        state.data = self._data.train.state()
         if not is_finite:
             logging.error(
                 "step %d is not finite (loss %s, gradient norm %s), first at task %s "
@@ -173,11 +189,14 @@ class Trainer:
         if self._data.held_out is None:
             return {}
         is_bytes = isinstance(self._data.tokenizer, ByteTokenizer)
-        return evaluate(self._pipeline, params, self._data.evaluation(), is_bytes)
+        count = self._config.train.eval_batches or None
+        with contextlib.closing(self._data.evaluation()) as batches:
+            chosen = itertools.islice(batches, count)
+            return evaluate(self._pipeline, params, chosen, is_bytes)
 
-    def learning_rate(self, step: int) -> float:
-        """Returns the rate of a step, counted from 0."""
-        return float(self._schedule(step))
+    def learning_rate(self, update: int) -> float:
+        """Returns the rate of an update, counted from 0."""
+        return float(self._schedule(update))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +231,9 @@ class _Loop:
         """Runs; on an interrupt, saves the last finished step first."""
         scores: dict[str, float] = {}
         first, last = self._state.step, self._config.num_steps
+        if first == last:  # a finished run, or one stopped in its last evaluation
+            is_known = self._metrics.has(last, "eval_loss")
+            return self._evaluate(should_write=not is_known)
         try:
             with progress(last, "train", "step", initial=first) as bar:
                 for _ in range(first, last):
@@ -235,7 +257,7 @@ class _Loop:
     def _step(self) -> dict[str, float]:
         began_s = time.perf_counter()
         batch = next(self._trainer._data.train)
-        rate = self._trainer.learning_rate(self._state.step)
+        rate = self._trainer.learning_rate(self._state.updates)
         figures = self._trainer.step(self._state, batch)
         elapsed_s = time.perf_counter() - began_s
         step, result = self._state.step, figures.result
@@ -254,12 +276,14 @@ class _Loop:
             self._metrics.write(step, line)
         if step == self._config.trace_step:
             self._write_trace(result.trace)
+        self._trainer.interrupts.release()
         return line
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self, should_write: bool = True) -> dict[str, float]:
         scores = self._trainer.evaluate(self._state.params)
         if scores:
-            self._metrics.write(self._state.step, scores)
+            if should_write:
+                self._metrics.write(self._state.step, scores)
             named = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
             logging.info("step %d: %s", self._state.step, named)
         return scores
@@ -274,21 +298,3 @@ class _Loop:
 
 
 _SHOWN = ("loss", "tokens_per_s", "step_time_s", "bubble")
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Holds Ctrl-C back: the update uses up the old state stage by stage."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[Any] = []
-    before = signal.signal(
-        signal.SIGINT, lambda *signal_info: caught.append(signal_info)
-    )
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if caught and callable(before):
-            before(*caught[0])

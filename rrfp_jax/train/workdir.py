@@ -21,6 +21,7 @@ _FREE = (
     "pipeline.order",
     "pipeline.warmup_factor",
     "train.checkpoint_every",
+    "train.eval_batches",
     "train.eval_every",
     "train.keep_checkpoints",
     "train.log_every",

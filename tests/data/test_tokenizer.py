@@ -80,5 +80,5 @@ def test_a_vocabulary_larger_than_the_models_is_refused():
     tokenizer_lib.check_vocabulary(tokenizer, 259)
     with pytest.raises(errors.ConfigError) as caught:
         tokenizer_lib.check_vocabulary(tokenizer, 258)
-    for part in ("model.vocab_size=258", "259", "--config.model.vocab_size to 259"):
+    for part in ("vocab_size=258", "259", "--config.model.language.vocab_size to 259"):
         assert part in str(caught.value)

@@ -48,7 +48,7 @@ class Scripted:
             self._running[rank].remove(event.task)
         else:
             rank = graph.placement[event.to]
-            self._in_transit.remove((event.source, event.to))
+            self._in_transit = [m for m in self._in_transit if tuple(m) != event]
         return [Told(float(self._now), rank, event)]
 
     def pause(self):

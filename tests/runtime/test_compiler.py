@@ -1,6 +1,7 @@
 """Everything is compiled ahead, once, and nothing that was not declared is run."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import monitoring
@@ -149,6 +150,20 @@ def test_microbatches_of_one_shape_share_their_programs():
     assert pipeline.run(params, [both, both, one, both, one]).loss == 3 * 6 + 2 * 4
     # Stage 0, stage 1, and a join for two sources and for one.
     assert pipeline.compiler.num_programs == 4
+
+
+def test_what_is_skipped_distinguishes_plans_without_backward_and_feed():
+    def source(params, inputs, feed):
+        return params["w"] * jnp.ones(2)
+
+    def join(params, inputs, feed):
+        return sum(i.sum() for i in inputs if i is not None)
+
+    params = [{"w": np.float32(1)}, {"w": np.float32(2)}, {}]
+    stages = [Stage(fn, select=lambda m: None) for fn in (source, source, join)]
+    pipeline = Pipeline(stages, params, edges=((0, 2), (1, 2)), skips=lambda m: m)
+    result = pipeline.run(params, [(), (0,), (1,)], backward=False)
+    assert result.losses == (6.0, 4.0, 2.0)
 
 
 def test_a_static_leaf_distinguishes_programs():

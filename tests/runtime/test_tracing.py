@@ -109,14 +109,15 @@ def test_jit_inside_a_stage_hides_nothing(wrap):
     assert program.kept == [((3, 5), "float32")]
 
 
-def test_a_cast_of_a_parameter_is_computed_again():
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit], ids=["bare", "jit"])
+def test_a_cast_of_a_parameter_is_computed_again(wrap):
     """The bfloat16 copy and the transpose of `w` cost no memory per microbatch."""
 
     def mixed(params, x, feed):
         w = params["w"].astype(jnp.bfloat16)
         return jnp.exp(x.astype(jnp.bfloat16) @ jax.jit(jnp.transpose)(w))
 
-    program = Program(mixed, {"w": W.T.copy()}, X)
+    program = Program(wrap(mixed), {"w": W.T.copy()}, X)
     program.check(relative=2**-8)  # XLA may leave out a rounding to bfloat16
     assert program.kept == [((3, 4), "bfloat16")]  # the cast input
     assert all(shape != W.shape and shape != W.T.shape for shape, _ in program.saved)
@@ -258,15 +259,15 @@ def test_unknown_frozen_keys_are_a_config_error():
 @pytest.mark.parametrize(
     ("returned", "shown"),
     [
-        (lambda x: x, r"\(3, 4\)"),
-        (lambda x: (x, None), r"\(\(3, 4\), None\)"),
-        (lambda x: {"loss": x.sum()}, r"{'loss': \(\)}"),
-        (lambda x: 0.0, r"\(\)"),
+        (lambda x: x, r"float32\[3,4\]"),
+        (lambda x: (x, None), r"\(.*float32\[3,4\].*, None\)"),
+        (lambda x: {"loss": x.sum()}, r"{'loss': .*float32\[\].*}"),
+        (lambda x: 0.0, r"~float32\[\]"),
     ],
     ids=["array", "pair", "dict", "python_float"],
 )
 def test_a_last_stage_without_a_scalar_loss_is_a_config_error(returned, shown):
-    with pytest.raises(ConfigError, match=f"scalar loss.*it returned {shown}"):
+    with pytest.raises(ConfigError, match=f"scalar loss.*it returned .*{shown}"):
         Program(lambda p, x, f: returned(x), {"w": W}, X, is_loss=True)
 
 
