@@ -11,27 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rrfp_jax.runtime.stage import Layout
+from rrfp_jax.runtime.parameters import Parameters
 
 
 class Accumulators:
     """Makes the accumulators of a pipeline.
 
     Args:
-      layouts: of the parameters of each stage.
-      trained: for each stage and parameter leaf, whether it is trained.
-      shardings: for each stage and parameter leaf.
+      parameters: what they are for.
     """
 
-    def __init__(
-        self,
-        layouts: Sequence[Layout],
-        trained: Sequence[Sequence[bool]],
-        shardings: Sequence[Sequence[jax.sharding.Sharding]],
-    ) -> None:
-        self._layouts = layouts
-        self._shardings = shardings
-        self._trained = trained
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
 
     def compile(self) -> None:
         """Compiles the programs that make them, if they are not."""
@@ -50,18 +41,19 @@ class Accumulators:
         trees = []
         for stage, mine in enumerate(arrays):
             rest = iter(mine)
-            leaves = [next(rest) if mine else None for mine in self._trained[stage]]
-            trees.append(self._layouts[stage].unflatten(leaves))
+            trained = self._parameters.trained[stage]
+            leaves = [next(rest) if is_trained else None for is_trained in trained]
+            trees.append(self._parameters.layouts[stage].unflatten(leaves))
         return trees
 
     @functools.cached_property
     def _programs(self) -> list[Callable[[], list[jax.Array]]]:
         programs: list[Callable[[], list[jax.Array]]] = []
-        for stage, trained in enumerate(self._trained):
-            chosen = [i for i, mine in enumerate(trained) if mine]
-            shapes = [self._layouts[stage].avals[i].shape for i in chosen]
+        for stage, trained in enumerate(self._parameters.trained):
+            chosen = [i for i, is_trained in enumerate(trained) if is_trained]
+            shapes = [self._parameters.layouts[stage].avals[i].shape for i in chosen]
             make = functools.partial(_zeros, shapes)
-            where = [self._shardings[stage][i] for i in chosen]
+            where = [self._parameters.shardings[stage][i] for i in chosen]
             programs.append(jax.jit(make, out_shardings=where).lower().compile())
         return programs
 

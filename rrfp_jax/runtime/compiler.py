@@ -11,10 +11,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
-import jax
-
 from rrfp_jax.core.graph import PipelineGraph, Route
 from rrfp_jax.errors import ConfigError
+from rrfp_jax.runtime.parameters import Parameters
 from rrfp_jax.runtime.placing import RankMesh
 from rrfp_jax.runtime.programs import StagePrograms, compile_stage
 from rrfp_jax.runtime.stage import Layout, Stage
@@ -38,25 +37,19 @@ class Compiler:
 
     Args:
       stages: in topological order.
-      params: layout of the parameters of each stage.
-      trained: for each stage and parameter leaf, whether it is trained.
+      parameters: of the stages.
       ranks: the devices of each pipeline rank.
-      param_shardings: for each stage and parameter leaf.
     """
 
     def __init__(
         self,
         stages: Sequence[Stage],
-        params: Sequence[Layout],
-        trained: Sequence[Sequence[bool]],
+        parameters: Parameters,
         ranks: Sequence[RankMesh],
-        param_shardings: Sequence[Sequence[jax.sharding.Sharding]],
     ) -> None:
         self._stages = stages
-        self._params = params
-        self._trained = trained
+        self._parameters = parameters
         self._ranks = ranks
-        self._param_shardings = param_shardings
         self._traced: dict[tuple[int, Signature], Traced] = {}
         self._programs: dict[tuple[int, Signature], StagePrograms] = {}
         self._plans: dict[Kind, Plan] = {}
@@ -145,7 +138,7 @@ class Compiler:
             sources = graph.sources_of[s]
             backward = route.has_backward[s]
             signature = Signature(
-                params=self._params[s],
+                params=self._parameters.layouts[s],
                 sources=tuple(outputs.get(u) for u in sources),
                 wants_cotangent=tuple(
                     backward and u in outputs and route.has_backward[u] for u in sources
@@ -157,7 +150,9 @@ class Compiler:
             )
             key = (s, signature)
             if key not in self._traced:
-                self._traced[key] = _trace(self._stages[s], key, self._trained[s])
+                self._traced[key] = _trace(
+                    self._stages[s], key, self._parameters.trained[s]
+                )
             outputs[s] = self._traced[key].output
             keys.append(key)
         return keys
@@ -169,7 +164,7 @@ class Compiler:
             self._traced[stage, signature],
             signature,
             self._ranks[graph.placement[stage]],
-            self._param_shardings[stage],
+            self._parameters.shardings[stage],
         )
 
 

@@ -17,7 +17,7 @@ from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.errors import ConfigError
-from rrfp_jax.runtime import accumulators, compiler, placing, ties
+from rrfp_jax.runtime import accumulators, compiler, parameters, placing, ties
 from rrfp_jax.runtime.devices import Devices, EmulatedDevices, RealDevices
 from rrfp_jax.runtime.executor import Executor, Step
 from rrfp_jax.runtime.stage import Layout, Stage, StageFunction, Tree, flatten
@@ -104,49 +104,27 @@ class Pipeline:
         emulation: Emulation | None = None,
     ) -> None:
         self._stages = [s if isinstance(s, Stage) else Stage(s) for s in stages]
-        if len(params) != len(stages):
-            raise ConfigError(
-                f"{len(params)} parameter trees were given for {len(stages)} stages.\n"
-                "  Give one for each stage; {} for a stage without parameters."
-            )
-        self._layouts = [flatten(tree)[1] for tree in params]
-        self._trained = [
-            stage.trained(tree)
-            for stage, tree in zip(self._stages, params, strict=True)
-        ]
         self._edges = tuple(chain_edges(len(stages)) if edges is None else edges)
         self._placement = tuple(
             placement_lib.one_each(len(stages)) if placement is None else placement
         )
         self.policy = policy or policies.Policy()
-        probe = self.graph([frozenset()])  # checks edges and placement
+        # Checks edges and placement.
+        probe = PipelineGraph(len(stages), 1, self._edges, self._placement)
         self.ranks = list(ranks or placing.make_ranks(probe.num_ranks))
         if len(self.ranks) < probe.num_ranks:
             raise ConfigError(
                 f"placement {self._placement} needs {probe.num_ranks} ranks; "
                 f"{len(self.ranks)} are given.\n  Give a RankMesh for each."
             )
-        if partition is not None and len(partition) != len(stages):
-            raise ConfigError(
-                f"{len(partition)} partitions were given for {len(stages)} stages.\n"
-                "  Give one for each stage; None for a replicated one."
-            )
-        self.param_shardings = [
-            self._shardings(stage, params, partition) for stage in range(len(stages))
-        ]
-        self._accumulators = accumulators.Accumulators(
-            self._layouts, self._trained, self.param_shardings
+        self.parameters = parameters.Parameters(
+            self._stages, params, [self.ranks[r] for r in self._placement], partition
         )
-        masks = [
-            layout.unflatten(each)
-            for layout, each in zip(self._layouts, self._trained, strict=True)
-        ]
-        self._tied = ties.Ties(tied, params, masks, self.sharding_trees)
+        self._accumulators = accumulators.Accumulators(self.parameters)
+        self._tied = ties.Ties(tied, params, self.parameters)
         self._skips = skips
         self.emulation = emulation
-        self.compiler = compiler.Compiler(
-            self._stages, self._layouts, self._trained, self.ranks, self.param_shardings
-        )
+        self.compiler = compiler.Compiler(self._stages, self.parameters, self.ranks)
 
     def graph(
         self, skipped: Sequence[Collection[int]], backward: bool = True
@@ -157,7 +135,8 @@ class Pipeline:
           skipped: for each microbatch, the stages it does not visit.
           backward: whether there is a backward.
         """
-        frozen = [s for s, each in enumerate(self._trained) if not any(each)]
+        trained = self.parameters.trained
+        frozen = [s for s, each in enumerate(trained) if not any(each)]
         return PipelineGraph(
             num_stages=len(self._stages),
             num_microbatches=len(skipped),
@@ -167,24 +146,9 @@ class Pipeline:
             frozen=frozenset(frozen if backward else range(len(self._stages))),
         )
 
-    @property
-    def sharding_trees(self) -> list[Tree]:
-        """Where each parameter lies: a tree of shardings for each stage."""
-        return [
-            layout.unflatten(shardings)
-            for layout, shardings in zip(
-                self._layouts, self.param_shardings, strict=True
-            )
-        ]
-
     def place(self, params: Sequence[Tree]) -> list[Tree]:
         """Returns the parameters on the devices of their ranks."""
-        return [
-            layout.unflatten(leaves)
-            for layout, leaves in zip(
-                self._layouts, self._place_all(params), strict=True
-            )
-        ]
+        return self.parameters.place(params)
 
     def compile(
         self,
@@ -247,7 +211,7 @@ class Pipeline:
         """
         graph, feeds = self._prepare(microbatches, backward)
         dispatchers = policies.dispatchers(graph, self.policy)
-        leaves = self._place_all(params)
+        leaves = self.parameters.leaves(params)
         plans = self.compiler.plans(graph, _layouts(feeds))
         if backward:
             self._compile_rest()
@@ -311,44 +275,6 @@ class Pipeline:
         """Compiles, once, what a step needs beside the stages' programs."""
         self._accumulators.compile()
         self._tied.compile()
-
-    def _place_all(self, params: Sequence[Tree]) -> list[list[Any]]:
-        if len(params) != len(self._layouts):
-            raise ConfigError(
-                f"{len(params)} parameter trees were given for {len(self._layouts)} "
-                "stages.\n  Give one for each stage."
-            )
-        return [self._place(s, tree) for s, tree in enumerate(params)]
-
-    def _place(self, stage: int, tree: Tree) -> list[Any]:
-        leaves, layout = flatten(tree)
-        if layout != self._layouts[stage]:
-            raise ConfigError(
-                f"the parameters of stage {stage} are not those that were declared: "
-                f"{jax.tree.map(jax.numpy.shape, tree)}.\n"
-                "  Keep their structure, shapes and dtypes."
-            )
-        shardings = self.param_shardings[stage]
-        moved = [
-            i
-            for i, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True))
-            if getattr(leaf, "sharding", None) != sharding
-        ]
-        for i in moved:
-            leaves[i] = jax.device_put(leaves[i], shardings[i])
-        return leaves
-
-    def _shardings(
-        self, stage: int, params: Sequence[Tree], partition: Sequence[Tree] | None
-    ) -> list[jax.sharding.Sharding]:
-        rank = self.ranks[self._placement[stage]]
-        specs = partition[stage] if partition else None
-        if specs is None:
-            return [rank.replicated for _ in self._layouts[stage].avals]
-        matched = jax.tree.map(
-            lambda leaf, spec: rank.of_parameter(spec, leaf.shape), params[stage], specs
-        )
-        return jax.tree.leaves(matched)
 
 
 def _layouts(feeds: Sequence[Sequence[tuple[list[Any], Layout]]]) -> list[list[Layout]]:

@@ -50,12 +50,15 @@ class RankMesh:
             return self.split
         return self.replicated
 
-    def of_parameter(self, spec: PartitionSpec, shape: Sequence[int]) -> Sharding:
-        """Returns where a parameter with this spec and shape lies.
+    def of_parameter(
+        self, spec: PartitionSpec | None, shape: Sequence[int]
+    ) -> Sharding:
+        """Returns where a parameter with this spec (None: whole) and shape lies.
 
         Raises:
           ConfigError: the mesh does not divide it.
         """
+        spec = spec or PartitionSpec()
         for axes, size in zip(spec, shape, strict=False):
             names = axes if isinstance(axes, tuple) else (axes,) if axes else ()
             ways = math.prod(self.mesh.shape[name] for name in names)

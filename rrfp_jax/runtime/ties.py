@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.errors import ConfigError
+from rrfp_jax.runtime.parameters import Parameters
 
 Place = tuple[Any, ...]  # stage, then the keys that lead to the leaf in its params
 Group = Sequence[Place]
@@ -24,8 +25,7 @@ class Ties:
     Args:
       groups: the places of each tied parameter; the first is the owner.
       params: by stage; shapes matter only.
-      trained: by stage, in the structure of `params`: whether a leaf is trained.
-      shardings: by stage, in the structure of `params`.
+      parameters: what is trained, and where it lies.
 
     Raises:
       ConfigError: a place does not exist or is named twice, or the places of a group
@@ -36,11 +36,11 @@ class Ties:
         self,
         groups: Sequence[Group],
         params: Sequence[Any],
-        trained: Sequence[Any],
-        shardings: Sequence[Any],
+        parameters: Parameters,
     ) -> None:
         self._groups = [tuple(group) for group in groups]
-        self._shardings = shardings
+        self._shardings = parameters.sharding_trees
+        trained = parameters.trained_trees
         self._shapes = []
         places = [place for group in self._groups for place in group]
         for group in self._groups:

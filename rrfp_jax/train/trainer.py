@@ -122,7 +122,9 @@ class Trainer:
         key = jax.random.key(self._config.train.seed)
         params: Trees = []
         for layers, like in zip(
-            self._cut.layers, self._pipeline.sharding_trees, strict=True
+            self._cut.layers,
+            self._pipeline.parameters.sharding_trees,
+            strict=True,
         ):
             names = tuple(layer.name for layer in layers)
             init = functools.partial(self._model.init, names=names)

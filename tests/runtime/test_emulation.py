@@ -144,10 +144,6 @@ def test_a_real_trace_replays_to_itself():
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(spans))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="RealDevices asks for arrivals before finishes, and times each when asked",
-)
 def test_a_real_transfer_begins_when_its_source_has_ended():
     """Otherwise nearly all have no length, and begin while the source still runs."""
     pipeline, toy = toys.compiled("one_each"), toys.TOYS["one_each"]

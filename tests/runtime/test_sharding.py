@@ -85,7 +85,7 @@ def test_rows_that_do_not_divide_over_the_replicas_are_replicated(params):
 
 def test_gradients_lie_as_their_parameters_do(sharded, params):
     _, grads = sharded.loss_and_grad(sharded.place(params), split(batch_of(16), 2))
-    for tree, shardings in zip(grads, sharded.sharding_trees, strict=True):
+    for tree, shardings in zip(grads, sharded.parameters.sharding_trees, strict=True):
         for grad, sharding in zip(
             jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True
         ):
@@ -163,5 +163,5 @@ def test_values_are_cut_where_the_rows_divide(shape, is_cut):
 def test_a_rank_of_one_device_needs_no_mesh():
     (rank,) = placing.make_ranks(1)
     assert rank.replicated == jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    assert rank.of_value((4,)) == rank.of_parameter(COLUMNS) == rank.replicated
+    assert rank.of_value((4,)) == rank.of_parameter(COLUMNS, (4, 4)) == rank.replicated
     assert rank.device == jax.devices()[0]
