@@ -141,10 +141,17 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write_conversations(folder)
     gone = (folder / "conversations.json").read_text().replace("white", "gone")
     (folder / "gone.json").write_text(gone)
-    data = {"source": "llava", "paths": (f"{folder}/gone.json",), "image_folder": "."}
     config = (ROOT / "configs" / "mm.py").read_text()
-    config = config.replace('"source": "digits"', repr(data)[1:-1])
-    (folder / "llava.py").write_text(config.replace("(64,)", "(80,)"))
+    for old, new in {
+        '"source": "digits"': '"source": "llava"',
+        '"paths": ()': f'"paths": ("{folder}/gone.json",)',
+        '"image_folder": ""': '"image_folder": "."',
+        '"length_buckets": (40,)': '"length_buckets": (80,)',
+        '"max_length": 40': '"max_length": 80',
+    }.items():
+        assert old in config
+        config = config.replace(old, new)
+    (folder / "llava.py").write_text(config)
     started = {}
     for name, (flag, *_) in WRONG.items():
         workdir = folder / name.replace(" ", "_")
