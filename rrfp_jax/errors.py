@@ -1,8 +1,10 @@
 """The errors of rrfp_jax, and whose fault each of them is.
 
 Every message says what is wrong, with values, and then what to change. This module
-imports nothing, so every layer may raise these.
+imports nothing of the project, so every layer may raise these.
 """
+
+from collections.abc import Collection
 
 
 class ConfigError(ValueError):
@@ -23,3 +25,21 @@ class StallError(RuntimeError):
 
 class InvariantError(AssertionError):
     """A bug in rrfp_jax; the message carries the story of the task concerned."""
+
+
+def check_choice(path: str, value: str, choices: Collection[str]) -> None:
+    """Refuses a setting that is none of its choices.
+
+    Args:
+      path: of the setting, below `--config`.
+      value: what it is set to.
+      choices: what it may be; the last may describe further ones.
+
+    Raises:
+      ConfigError: `value` is none of `choices`.
+    """
+    if value not in choices:
+        raise ConfigError(
+            f"{path}={value!r} is not known.\n"
+            f"  Set --config.{path} to one of {', '.join(choices)}."
+        )

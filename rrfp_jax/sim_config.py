@@ -6,7 +6,7 @@ from rrfp_jax.core import graph as graphs
 from rrfp_jax.core import placement
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.policies import Policy
-from rrfp_jax.errors import ConfigError
+from rrfp_jax.errors import ConfigError, check_choice
 from rrfp_jax.sim import costs
 from rrfp_jax.sim.costs import CostTable
 
@@ -124,11 +124,7 @@ class JitterConfig:
     num_vision_stages: int
 
     def __post_init__(self) -> None:
-        if self.level not in costs.LEVELS:
-            raise ConfigError(
-                f"jitter.level={self.level!r} is not known.\n  Set "
-                f"--config.jitter.level to one of {', '.join(costs.LEVELS)}."
-            )
+        check_choice("jitter.level", self.level, costs.LEVELS)
         for field in dataclasses.fields(self):
             if field.name != "level":
                 _check_at_least(f"jitter.{field.name}", getattr(self, field.name), 0)

@@ -37,6 +37,9 @@ from rrfp_jax.core.graph import Node, PipelineGraph
 from rrfp_jax.core.task import Task
 from rrfp_jax.errors import ConfigError, InvariantError
 
+LAUNCH_AHEAD = 2
+"""How many launched tasks of a rank may be unfinished, by default."""
+
 
 class Dispatcher:
     """Decides what one pipeline rank launches and sends in one step.
@@ -52,13 +55,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, graph: PipelineGraph, rank: int, arbiter: Arbiter, launch_ahead: int = 2
+        self,
+        graph: PipelineGraph,
+        rank: int,
+        arbiter: Arbiter,
+        launch_ahead: int = LAUNCH_AHEAD,
     ) -> None:
-        if launch_ahead < 1:
-            raise ConfigError(
-                f"pipeline.launch_ahead={launch_ahead} launches nothing.\n"
-                "  Set --config.pipeline.launch_ahead to 1 or more."
-            )
+        check_launch_ahead(launch_ahead)
         self.rank = rank
         self._graph = graph
         self._arbiter = arbiter
@@ -202,3 +205,16 @@ def explain_stall(dispatchers: Iterable[Dispatcher]) -> str:
             if len(reasons) > 12:
                 lines.append(f"  and {len(reasons) - 12} more")
     return "\n".join(lines)
+
+
+def check_launch_ahead(launch_ahead: int) -> None:
+    """Refuses a launch-ahead under which nothing is launched.
+
+    Raises:
+      ConfigError: it is below 1.
+    """
+    if launch_ahead < 1:
+        raise ConfigError(
+            f"pipeline.launch_ahead={launch_ahead} launches nothing.\n"
+            "  Set --config.pipeline.launch_ahead to 1 or more."
+        )

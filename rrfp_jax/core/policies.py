@@ -1,13 +1,14 @@
 """Names for hints and fixed orders, as configs give them, made into arbiters."""
 
 import dataclasses
+import functools
 import pathlib
 
-from rrfp_jax.core import arbiters, back_pressure, hints, orders
+from rrfp_jax.core import arbiters, back_pressure, dispatcher, hints, orders
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Kind
-from rrfp_jax.errors import ConfigError
+from rrfp_jax.errors import ConfigError, check_choice
 
 RULES = ("bf", "fb", "b_priority", "f_priority")
 ORDERS = ("gpipe", "1f1b", "deep_1f1b")
@@ -39,18 +40,25 @@ class Policy:
     in_flight_limit: int = 32
     back_pressure: str = "reserving"
     warmup_factor: float = 2.0
-    launch_ahead: int = 2
+    launch_ahead: int = dispatcher.LAUNCH_AHEAD
 
     def __post_init__(self) -> None:
         back_pressure.check_limit(self.in_flight_limit)
-        if self.launch_ahead < 1:
-            raise ConfigError(
-                f"pipeline.launch_ahead={self.launch_ahead} launches nothing.\n"
-                "  Set --config.pipeline.launch_ahead to 1 or more."
-            )
-        _check_choice("hint", self.hint, RULES + ORDERS, or_else="the path of a .csv")
-        _check_choice("order", self.order, MODES)
-        _check_choice("back_pressure", self.back_pressure, PRESSURES)
+        dispatcher.check_launch_ahead(self.launch_ahead)
+        if not self.hint.endswith(".csv"):
+            known = (*RULES, *ORDERS, "or the path of a .csv")
+            check_choice("pipeline.hint", self.hint, known)
+        check_choice("pipeline.order", self.order, MODES)
+        check_choice("pipeline.back_pressure", self.back_pressure, PRESSURES)
+
+    @functools.cached_property
+    def order_text(self) -> str:
+        """What the CSV that `hint` names says: read once, the same for every step.
+
+        Raises:
+          ConfigError: it cannot be read.
+        """
+        return _read(self.hint)
 
 
 def dispatchers(graph: PipelineGraph, policy: Policy) -> list[Dispatcher]:
@@ -77,7 +85,7 @@ def fixed_orders(graph: PipelineGraph, policy: Policy) -> list[orders.Order]:
         case "deep_1f1b":
             return orders.one_forward_one_backward(graph, policy.warmup_factor)
         case path if path.endswith(".csv"):
-            return _from_csv(path, graph)
+            return _from_csv(graph, policy)
         case _:
             return orders.one_forward_one_backward(graph)
 
@@ -127,9 +135,10 @@ def _hints(graph: PipelineGraph, policy: Policy) -> list[hints.Hint]:
             return [hints.Ordered(order) for order in fixed_orders(graph, policy)]
 
 
-def _from_csv(path: str, graph: PipelineGraph) -> list[orders.Order]:
+def _from_csv(graph: PipelineGraph, policy: Policy) -> list[orders.Order]:
+    path = policy.hint
     try:
-        return orders.from_csv(_read(path), graph, path)
+        return orders.from_csv(policy.order_text, graph, path)
     except ConfigError as error:
         raise ConfigError(
             f"{error}\n  Or set --config.pipeline.hint to another order than {path}."
@@ -144,15 +153,3 @@ def _read(path: str) -> str:
             f"the order {path} cannot be read: {error}.\n"
             "  Set --config.pipeline.hint to a CSV with one line a rank."
         ) from error
-
-
-def _check_choice(
-    field: str, value: str, choices: tuple[str, ...], or_else: str = ""
-) -> None:
-    if value in choices or (or_else and value.endswith(".csv")):
-        return
-    listed = ", ".join(choices) + (f", or {or_else}" if or_else else "")
-    raise ConfigError(
-        f"pipeline.{field}={value!r} is not known.\n"
-        f"  Set --config.pipeline.{field} to one of {listed}."
-    )

@@ -44,8 +44,8 @@ class Ties:
         self._shapes = []
         places = [place for group in self._groups for place in group]
         for group in self._groups:
-            shapes = {place: _get(params, place).shape for place in group}
-            is_trained = {place: _get(trained, place) for place in group}
+            shapes = {place: find(params, place).shape for place in group}
+            is_trained = {place: find(trained, place) for place in group}
             for found in (shapes, is_trained):
                 if len(set(found.values())) != 1:
                     raise ConfigError(
@@ -66,7 +66,7 @@ class Ties:
     def _programs(self) -> list[Callable[..., Any]]:
         programs: list[Callable[..., Any]] = []
         for group, shape in zip(self._groups, self._shapes, strict=True):
-            where = _get(self._shardings, group[0])
+            where = find(self._shardings, group[0])
             aval = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
             add = jax.jit(jnp.add, out_shardings=where)
             programs.append(add.lower(aval, aval).compile())
@@ -75,18 +75,23 @@ class Ties:
     def add_up(self, grads: list[Any]) -> None:
         """Gives every copy the total gradient of its group, in place."""
         for group, add in zip(self._groups, self._programs, strict=True):
-            first, *others = (_get(grads, place) for place in group)
+            first, *others = (find(grads, place) for place in group)
             if first is None:  # frozen, all of them
                 continue
             total = first
             for other in others:
                 total = add(total, jax.device_put(other, first.sharding))
             for place in group:
-                moved = jax.device_put(total, _get(self._shardings, place))
+                moved = jax.device_put(total, find(self._shardings, place))
                 grads[place[0]] = _replaced(grads[place[0]], place[1:], moved)
 
 
-def _get(trees: Sequence[Any], place: Place) -> Any:
+def find(trees: Sequence[Any], place: Place) -> Any:
+    """Returns what is at a place, or at the beginning of one.
+
+    Raises:
+      ConfigError: nothing is.
+    """
     node: Any = trees
     try:
         for key in place:

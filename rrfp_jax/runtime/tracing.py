@@ -163,7 +163,6 @@ class _Residuals:
     closed: jex.ClosedJaxpr  # flat arguments -> outputs, residuals
     treedef: jax.tree_util.PyTreeDef  # of the vjp function
     num_outputs: int
-    cotangent_avals: tuple[jax.ShapeDtypeStruct, ...]
     kept: tuple[jex.Var, ...]  # residuals that are extra outputs
     saved: tuple[int, ...]
     # For each residual: ("saved", i), ("again", i) or ("const", value). A parameter is
@@ -201,14 +200,12 @@ class _Residuals:
             return outs, leaves
 
         closed = jaxprs.trace(run, *signature.avals)
-        avals = tuple(a for a, d in zip(output.avals, differentiable, strict=True) if d)
         num_outputs, num_params = len(output.avals), len(signature.params.avals)
         kept, saved, origins, again = _classify(closed, num_outputs, num_params)
         return cls(
             closed,
             found[-1],
             num_outputs,
-            avals,
             kept,
             saved,
             origins,
@@ -247,7 +244,7 @@ class _Residuals:
             pullback = jax.tree.unflatten(self.treedef, leaves)
             given = [self._total(each) for each in zip(*cotangents, strict=True)]
             if self.is_loss:
-                given = [given[0].astype(self.cotangent_avals[0].dtype)]
+                given = [given[0].astype(self.closed.jaxpr.outvars[0].aval.dtype)]
             (grads,) = pullback(given)
             groups, at = [], 0
             for count in counts:

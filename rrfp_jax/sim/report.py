@@ -62,8 +62,21 @@ class Report:
     @property
     def bubble_fraction(self) -> float:
         """Idle time over all ranks' time; 0 for an empty step."""
-        total_s = self.makespan_s * len(self.busy_s)
-        return 1 - sum(self.busy_s) / total_s if total_s else 0.0
+        return _idle_share(self.makespan_s, self.busy_s)
+
+
+def bubble_fraction(trace: Trace) -> float:
+    """Returns what `report` says of idle time, without looking for its causes."""
+    return _idle_share(trace.makespan_s, _busy_s(trace))
+
+
+def _idle_share(makespan_s: float, busy_s: Sequence[float]) -> float:
+    total_s = makespan_s * len(busy_s)
+    return 1 - sum(busy_s) / total_s if total_s else 0.0
+
+
+def _busy_s(trace: Trace) -> tuple[float, ...]:
+    return tuple(sum(s.end_s - s.start_s for s in spans) for spans in trace.by_rank())
 
 
 def report(trace: Trace, blocking: bool = False) -> Report:
@@ -85,7 +98,7 @@ def report(trace: Trace, blocking: bool = False) -> Report:
     by_rank = trace.by_rank()
     return Report(
         makespan_s=trace.makespan_s,
-        busy_s=tuple(sum(s.end_s - s.start_s for s in spans) for spans in by_rank),
+        busy_s=_busy_s(trace),
         bubbles=tuple(
             _bubble(spans, available, sorted(moves), trace.makespan_s)
             for spans, moves in zip(by_rank, occupied, strict=True)

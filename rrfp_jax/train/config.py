@@ -10,7 +10,7 @@ import math
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
 from rrfp_jax.data.config import DataConfig, check_num_microbatches
-from rrfp_jax.errors import ConfigError
+from rrfp_jax.errors import ConfigError, check_choice
 from rrfp_jax.models.config import LanguageConfig, VisionConfig
 
 PLACEMENTS = ("one_each", "interleaved", "v_shaped")
@@ -35,7 +35,7 @@ class ModelConfig:
     frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_choice("model.recompute", self.recompute, RECOMPUTE)
+        check_choice("model.recompute", self.recompute, RECOMPUTE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         _check_at_least("pipeline", self, num_ranks=1, num_microbatches=1, num_chunks=1)
-        _check_choice("pipeline.placement", self.placement, PLACEMENTS)
+        check_choice("pipeline.placement", self.placement, PLACEMENTS)
         if self.num_chunks > 1 and self.placement != "interleaved":
             raise ConfigError(
                 f"pipeline.num_chunks={self.num_chunks} is for interleaved placement; "
@@ -267,14 +267,6 @@ class TrainConfig:
                     f"model.vision.{name}={of_model} but data.{name}={of_data}.\n"
                     f"  Set --config.model.vision.{name} to {of_data}."
                 )
-
-
-def _check_choice(path: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{path}={value!r} is not known.\n"
-            f"  Set --config.{path} to one of {', '.join(choices)}."
-        )
 
 
 def _check_at_least(group: str, config: object, **smallest: float) -> None:

@@ -10,13 +10,14 @@ Optimizer states are kept by layer, as parameters are: nothing stored knows the 
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rrfp_jax.runtime import ties
 from rrfp_jax.runtime.placing import RankMesh
 from rrfp_jax.train.config import OptimizerConfig
 from rrfp_jax.train.stages import Cut
@@ -105,8 +106,8 @@ class Optimizer:
                 donate_argnums=(0, 1),
                 out_shardings=jax.tree.map(lambda x: x.sharding, (trained, state[s])),
             )
-            grads = jax.tree.map(jnp.zeros_like, trained)
-            lowered = update.lower(trained, state[s], grads, factor)
+            # Gradients look as parameters do: float32, and where these lie.
+            lowered = update.lower(trained, state[s], trained, factor)
             self._updates.append(lowered.compile())
 
     def norm(self, grads: Sequence[Any]) -> float:
@@ -115,7 +116,8 @@ class Optimizer:
             program({name: tree[name] for name in self._trained(s)})
             for s, (program, tree) in enumerate(zip(self._squares, grads, strict=True))
         ]
-        return math.sqrt(sum(map(float, parts))) if _finite(parts) else math.nan
+        total = sum(map(float, parts))  # squares: one that is not finite stays so
+        return math.sqrt(total) if math.isfinite(total) else math.nan
 
     def update(
         self, params: Trees, state: Trees, grads: Sequence[Any], norm: float
@@ -149,9 +151,9 @@ class Optimizer:
         Each stage's update is another program, which XLA may round differently.
         """
         for owner, *copies in self._cut.tied:
-            value = _parent(params, owner)[owner[-1]]
+            value = ties.find(params, owner)
             for place in copies:
-                parent = _parent(params, place)
+                parent = ties.find(params, place[:-1])
                 where = parent[place[-1]].sharding
                 parent[place[-1]] = jax.device_put(value, where)
 
@@ -175,15 +177,3 @@ class Optimizer:
             updates, new_state[name] = self._rule.update(scaled, state[name], tree)
             new_params[name] = optax.apply_updates(tree, updates)
         return new_params, new_state
-
-
-def _parent(params: Trees, place: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns the dict that holds the parameter at (stage, layer name, *path)."""
-    node: Any = params
-    for key in place[:-1]:
-        node = node[key]
-    return cast(dict[str, Any], node)
-
-
-def _finite(parts: Sequence[Any]) -> bool:
-    return all(math.isfinite(float(part)) for part in parts)

@@ -22,7 +22,7 @@ from rrfp_jax.observe.metrics import MetricsWriter
 from rrfp_jax.observe.progress import progress
 from rrfp_jax.runtime import placing
 from rrfp_jax.runtime.pipeline import Pipeline, Result
-from rrfp_jax.sim.report import report
+from rrfp_jax.sim.report import bubble_fraction
 from rrfp_jax.train import feeds, stages, workdir
 from rrfp_jax.train.checkpoint import Checkpoints, State
 from rrfp_jax.train.config import TrainConfig
@@ -263,13 +263,12 @@ class _Loop:
         figures = self._trainer.step(self._state, batch)
         elapsed_s = time.perf_counter() - began_s
         step, result = self._state.step, figures.result
-        steps = report(result.trace)
         line = {
             "loss": result.loss,
             "step_time_s": elapsed_s,
             "tokens_per_s": figures.num_tokens / elapsed_s,
-            "bubble": steps.bubble_fraction,
-            "peak_in_flight": max(steps.peak_in_flight),
+            "bubble": bubble_fraction(result.trace),
+            "peak_in_flight": max(result.trace.peak_in_flight()),
             "grad_norm": figures.norm,
             "learning_rate": rate,
             "is_finite": int(figures.is_finite),
