@@ -36,10 +36,15 @@ class Arbiter(Protocol):
 class ReadinessFirst:
     """Takes the ready, admissible task that the hint ranks first."""
 
-    def __init__(self, hint: Hint, pressure: back_pressure.BackPressure) -> None:
+    def __init__(
+        self,
+        stages: Sequence[int],
+        hint: Hint,
+        pressure: back_pressure.BackPressure,
+    ) -> None:
         self._hint = hint
-        self._limit = pressure.limit
-        self._ready = ready_set.ReadySet(hint.key, pressure)
+        self._pressure = pressure
+        self._ready = ready_set.ReadySet(stages, hint.key, pressure)
         self.add = self._ready.add
 
     def take(self) -> Task | None:
@@ -57,27 +62,18 @@ class ReadinessFirst:
         return list(self._ready)
 
     def why_held(self, task: Task) -> str:
-        """Names the limit, the only thing that can hold a ready task."""
-        return f"{task} held by back-pressure (limit={self._limit})"
+        """Names the limits that hold it; nothing else can hold a ready task."""
+        return f"{task} held by back-pressure ({self._pressure.why_held(task)})"
 
 
-class FixedOrder:
-    """Takes the tasks of an order one after another, waiting for each."""
+class _InOrder:
+    """What arbiters share that wait for the next task of an order."""
 
     def __init__(self, order: Sequence[Task]) -> None:
         self._order = order
         self._next = 0
         self._ready: set[Task] = set()
         self.add = self._ready.add
-
-    def take(self) -> Task | None:
-        """Removes and returns the next task of the order, once it is ready."""
-        if self._next == len(self._order) or self._order[self._next] not in self._ready:
-            return None
-        task = self._order[self._next]
-        self._next += 1
-        self._ready.remove(task)
-        return task
 
     def ready(self) -> Sequence[Task]:
         """Returns the tasks that are ready and not taken."""
@@ -88,7 +84,20 @@ class FixedOrder:
         return f"{task} held by the order, which waits for {self._order[self._next]}"
 
 
-class Opportunistic:
+class FixedOrder(_InOrder):
+    """Takes the tasks of an order one after another, waiting for each."""
+
+    def take(self) -> Task | None:
+        """Removes and returns the next task of the order, once it is ready."""
+        if self._next == len(self._order) or self._order[self._next] not in self._ready:
+            return None
+        task = self._order[self._next]
+        self._next += 1
+        self._ready.remove(task)
+        return task
+
+
+class Opportunistic(_InOrder):
     """Varuna's order: fixed, but a late gradient lets the next forward go ahead.
 
     When the next task is a backward that is not ready, the earliest forward that is
@@ -99,16 +108,13 @@ class Opportunistic:
     """
 
     def __init__(self, order: Sequence[Task], limit: int) -> None:
-        self._order = order
+        super().__init__(order)
         self._forwards = [task for task in order if task.kind is Kind.F]
         self._paired = {(t.stage, t.microbatch) for t in order if t.kind is Kind.B}
-        self._next = 0
         self._next_forward = 0
         self._pending = 0
-        self._limit = back_pressure.check_limit(limit)
-        self._ready: set[Task] = set()
+        self._limit = back_pressure.check_limit("in_flight_limit", limit)
         self._taken: set[Task] = set()
-        self.add = self._ready.add
 
     def take(self) -> Task | None:
         """Removes and returns the next task, or the next forward in its stead."""
@@ -131,14 +137,6 @@ class Opportunistic:
     def _launch(self, task: Task) -> Task:
         self._ready.remove(task)
         self._taken.add(task)
-        if (task.stage, task.microbatch) in self._paired:
+        if task.kind is not Kind.W and task[1:] in self._paired:
             self._pending += 1 if task.kind is Kind.F else -1
         return task
-
-    def ready(self) -> Sequence[Task]:
-        """Returns the tasks that are ready and not taken."""
-        return sorted(self._ready)
-
-    def why_held(self, task: Task) -> str:
-        """Names the task that the order waits for."""
-        return f"{task} held by the order, which waits for {self._order[self._next]}"

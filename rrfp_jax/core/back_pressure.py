@@ -1,174 +1,224 @@
-"""The in-flight limit of a rank: which forwards are withheld, and why nothing stalls.
+"""The limits of a rank: which ready tasks are withheld, and why nothing stalls.
 
-A microbatch is *in flight* on a rank from its first launched task there until its last
-(that is its last backward, where it has one on this rank). Two rules:
+A microbatch is *in flight* on a rank from its first launched task there until its last.
+Each rule bounds one thing, and a task is launched only if all rules admit it:
 
-`Reserving`, the default, bounds the microbatches in flight. Whatever an admitted
-microbatch still needs here is always admissible; a new microbatch needs a free slot,
-and the last slot is reserved for the lowest microbatch that is unfinished here. So the
-bound is exact, also with several stages on a rank.
+* `InFlight`, the default, bounds the microbatches in flight. Whatever an admitted
+  microbatch still needs here is always admissible; a new microbatch needs a free slot,
+  and the last slot is reserved for the *lowest* microbatch: the lowest with a forward
+  or backward left here. So the bound is exact, also with several stages on a rank.
+* `OneByOne` is the paper's (RRFP §5, Appendix C): it counts forwards minus backwards.
+  At the limit, a rank leaves readiness-first mode and takes only the next local task of
+  the lowest microbatch, in the strict order F ascending, B descending. With C stages on
+  the rank it may overshoot by C.
+* `QueuedWeights` bounds the weight gradients that wait: backwards less Ws launched.
+* `core.memory.ResidualBytes` bounds bytes.
 
-`OneByOne` is the paper's (RRFP §5, Appendix C): it counts forwards minus backwards. At
-the limit, a rank leaves readiness-first mode and takes only the next local task of the
-lowest unfinished microbatch, in the strict order F ascending, B descending. With C
-stages on the rank it may overshoot by C.
-
-Why neither can stall, for any DAG, placement, hint and limit >= 1: let j be the lowest
-microbatch that is unfinished anywhere. On every rank where j is unfinished it is the
-lowest there, so its next task is always admissible; its tasks need only each other;
-hence one of them is running, in transit, or ready and admissible on a rank that becomes
-free. A naive cap on forwards has no such j: two towers may admit different microbatches
-and wait for each other at the join, and on an interleaved placement admitted
-microbatches may lack the slots for their own later chunks.
+Why nothing can stall, for any DAG, placement, hint and limits: let j be the lowest
+microbatch with a forward or backward left anywhere. On every rank where it has one it
+is the lowest there, and every rule admits its next one, or there are weight gradients
+to run first. Those are always admitted; the next one of each stage is ready, since all
+microbatches below j have had their backwards. So something runs, is in transit, or is
+ready and admissible on a rank that becomes free. A naive cap on forwards has no such j:
+two towers may admit different microbatches and wait for each other at the join, and on
+an interleaved placement admitted microbatches may lack the slots for their own later
+chunks.
 """
 
 import collections
-import enum
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.errors import ConfigError
 
 
-class Open(enum.Enum):
-    """An admission without a parameter."""
+class Progress:
+    """How far each microbatch is on a rank.
 
-    ALL = enum.auto()  # every ready task
-    ADMITTED = enum.auto()  # backwards, and forwards of microbatches that have begun
+    Attributes:
+      begun: microbatches of which a task was launched here.
+      num_in_flight: those of them that have a task left here.
+      lowest: the lowest microbatch with a forward or backward left here; -1 for none.
+    """
+
+    def __init__(self, graph: PipelineGraph, rank: int) -> None:
+        self.begun: set[int] = set()
+        self.num_in_flight = 0
+        stages = graph.stages_of[rank]
+        self._left: dict[int, int] = {}
+        self._chain: dict[int, int] = {}  # without Ws; all and only where some are left
+        for j in range(graph.num_microbatches):
+            route = graph.route(j)
+            if count := route.num_tasks[rank]:
+                self._left[j] = count
+                self._chain[j] = count - sum(route.has_weight[s] for s in stages)
+        self._ascending: Iterable[int] = iter(tuple(self._chain))
+        self.lowest = next(iter(self._chain), -1)
+
+    def launched(self, task: Task) -> None:
+        """Counts `task`."""
+        j = task.microbatch
+        if j not in self.begun:
+            self.begun.add(j)
+            self.num_in_flight += 1
+        self._left[j] -= 1
+        if not self._left[j]:
+            self.num_in_flight -= 1
+        if task.kind is Kind.W:
+            return
+        self._chain[j] -= 1
+        if not self._chain[j]:
+            del self._chain[j]
+            if j == self.lowest:
+                rest = (k for k in self._ascending if k in self._chain)
+                self.lowest = next(rest, -1)
 
 
-class Lowest(NamedTuple):
-    """Admits backwards, microbatches that have begun, and this one."""
+class Rule(Protocol):
+    """One bound on what a rank launches."""
 
-    microbatch: int
-
-
-class Only(NamedTuple):
-    """Admits one task and nothing else."""
-
-    task: Task
-
-
-Admission = Open | Lowest | Only
-
-
-class BackPressure(Protocol):
-    """Decides admission on one rank and learns of each launch there."""
-
-    @property
-    def limit(self) -> int:
-        """The in-flight limit."""
+    def admits(self, task: Task) -> bool:
+        """Whether the ready `task` may be launched now."""
         ...
 
-    def admission(self) -> Admission:
-        """Returns which ready tasks may be launched now."""
+    def launched(self, task: Task) -> None:
+        """Learns that `task` was launched, after `Progress` has."""
         ...
 
-    def has_begun(self, microbatch: int) -> bool:
-        """Whether a task of `microbatch` was launched here."""
+    def __str__(self) -> str:
+        """Returns name and value of the bound."""
         ...
+
+
+class BackPressure:
+    """The rules of one rank.
+
+    Args:
+      progress: of the rank; shared with its rules, and moved on here.
+      rules: all must admit a task.
+    """
+
+    def __init__(self, progress: Progress, rules: Sequence[Rule]) -> None:
+        self.progress = progress
+        self._rules = rules
+        if len(rules) == 1:
+            self.admits = rules[0].admits  # type: ignore[method-assign]  # the usual case
+
+    def admits(self, task: Task) -> bool:
+        """Whether the ready `task` may be launched now."""
+        return all(rule.admits(task) for rule in self._rules)
 
     def launched(self, task: Task) -> None:
         """Learns that `task` was launched."""
-        ...
+        self.progress.launched(task)
+        for rule in self._rules:
+            rule.launched(task)
+
+    def why_held(self, task: Task) -> str:
+        """Names the rules that refuse `task`, or stand for all where none does."""
+        refusing = [rule for rule in self._rules if not rule.admits(task)]
+        return ", ".join(map(str, refusing or self._rules))
 
 
-class Reserving:
-    """Bounds the microbatches in flight, exactly; reserves the last slot.
+class InFlight:
+    """Bounds the microbatches in flight, exactly; reserves the last slot."""
 
-    Attributes:
-      limit: the bound.
-      num_in_flight: microbatches of which some but not all tasks were launched here.
-    """
+    def __init__(self, progress: Progress, limit: int) -> None:
+        self._limit = check_limit("in_flight_limit", limit)
+        self._progress = progress
+        self._begun = progress.begun
 
-    def __init__(self, graph: PipelineGraph, rank: int, limit: int) -> None:
-        self.limit = check_limit(limit)
-        self.num_in_flight = 0
-        self._unfinished = _Countdown(graph, rank)
-        self._begun: set[int] = set()
-        self.has_begun = self._begun.__contains__
+    def __str__(self) -> str:
+        return f"limit={self._limit}"
 
-    def admission(self) -> Admission:
-        """Returns which ready tasks may be launched now."""
-        free = self.limit - self.num_in_flight
-        if free > 1:
-            return Open.ALL
-        if free < 1:
-            return Open.ADMITTED
-        lowest = self._unfinished.lowest
-        return Open.ALL if lowest in self._begun else Lowest(lowest)
+    def admits(self, task: Task) -> bool:
+        """Whether the microbatch has begun, or a slot is free for it."""
+        if task.kind is not Kind.F or task.microbatch in self._begun:
+            return True
+        free = self._limit - self._progress.num_in_flight
+        if free != 1:
+            return free > 1
+        lowest = self._progress.lowest
+        return task.microbatch == lowest or lowest in self._begun
 
     def launched(self, task: Task) -> None:
-        """Takes a slot for the first task of a microbatch, frees it at the last."""
-        if task.microbatch not in self._begun:
-            self._begun.add(task.microbatch)
-            self.num_in_flight += 1
-        if self._unfinished.launched(task):
-            self.num_in_flight -= 1
+        """`Progress` counts."""
 
 
 class OneByOne:
     """Bounds forwards minus backwards; then completes the lowest microbatch."""
 
-    def __init__(self, graph: PipelineGraph, rank: int, limit: int) -> None:
-        self.limit = check_limit(limit)
+    def __init__(
+        self, progress: Progress, limit: int, graph: PipelineGraph, rank: int
+    ) -> None:
+        self._limit = check_limit("in_flight_limit", limit)
         self._graph, self._rank = graph, rank
-        self._unfinished = _Countdown(graph, rank)
+        self._progress = progress
         self._pending = 0  # launched forwards whose backward was not launched
         self._launched: dict[int, set[Task]] = collections.defaultdict(set)
 
-    def has_begun(self, microbatch: int) -> bool:
-        """Whether a task of `microbatch` was launched here."""
-        return microbatch in self._launched
+    def __str__(self) -> str:
+        return f"limit={self._limit}"
 
-    def admission(self) -> Admission:
-        """Returns which ready tasks may be launched now."""
-        if self._pending < self.limit:
-            return Open.ALL
-        lowest = self._unfinished.lowest
-        forward, backward = self._graph.local_order(lowest, self._rank)
-        done = self._launched.get(lowest, ())
-        return Only(next(task for task in forward + backward if task not in done))
+    def admits(self, task: Task) -> bool:
+        """Whether there is room, or `task` is the next in the strict order."""
+        if self._pending < self._limit or task.kind is Kind.W:
+            return True
+        if task.microbatch != self._progress.lowest:
+            return False
+        done = self._launched.get(task.microbatch, ())
+        forward, backward = self._graph.local_order(task.microbatch, self._rank)
+        left = (t for t in forward + backward if t.kind is not Kind.W and t not in done)
+        return task == next(left)
 
     def launched(self, task: Task) -> None:
         """Counts the forward or backward."""
-        self._unfinished.launched(task)
+        if task.kind is Kind.W:
+            return
         self._launched[task.microbatch].add(task)
         if self._graph.route(task.microbatch).has_backward[task.stage]:
             self._pending += 1 if task.kind is Kind.F else -1
 
 
-class _Countdown:
-    """Counts down the tasks left of each microbatch on a rank.
+class QueuedWeights:
+    """Bounds the weight gradients that wait, exactly.
 
-    Attributes:
-      lowest: the lowest microbatch with a task left; -1 when there is none.
+    Where they are committed in order, those in the queue may have to wait for one that
+    is not, so the last place is reserved for the lowest microbatch.
     """
 
-    def __init__(self, graph: PipelineGraph, rank: int) -> None:
-        self._left = {
-            j: count
-            for j in range(graph.num_microbatches)
-            if (count := graph.route(j).num_tasks[rank])
-        }
-        self._ascending: Iterable[int] = iter(tuple(self._left))
-        self.lowest = next(iter(self._left), -1)
+    def __init__(self, progress: Progress, limit: int, graph: PipelineGraph) -> None:
+        self._limit = check_limit("weight_limit", limit)
+        self._progress = progress
+        self._graph = graph
+        self._num_queued = 0
 
-    def launched(self, task: Task) -> bool:
-        """Counts `task`; returns whether it was the last of its microbatch."""
-        j = task.microbatch
-        self._left[j] -= 1
-        if self._left[j]:
-            return False
-        del self._left[j]
-        if j == self.lowest:
-            self.lowest = next((k for k in self._ascending if k in self._left), -1)
-        return True
+    def __str__(self) -> str:
+        return f"weight_limit={self._limit}"
+
+    def admits(self, task: Task) -> bool:
+        """Whether the W of a backward finds a place."""
+        if task.kind is not Kind.B or not self._has_weight(task):
+            return True
+        free = self._limit - self._num_queued
+        if free == 1 and self._graph.in_order:
+            return task.microbatch == self._progress.lowest
+        return free > 0
+
+    def launched(self, task: Task) -> None:
+        """Queues the W of a backward; takes out the W that was launched."""
+        if task.kind is Kind.W:
+            self._num_queued -= 1
+        elif task.kind is Kind.B and self._has_weight(task):
+            self._num_queued += 1
+
+    def _has_weight(self, task: Task) -> bool:
+        return self._graph.route(task.microbatch).has_weight[task.stage]
 
 
-def check_limit(limit: int) -> int:
+def check_limit(name: str, limit: int) -> int:
     """Returns `limit`.
 
     Raises:
@@ -176,7 +226,7 @@ def check_limit(limit: int) -> int:
     """
     if limit < 1:
         raise ConfigError(
-            f"pipeline.in_flight_limit={limit} lets no microbatch start.\n"
-            "  Set --config.pipeline.in_flight_limit to 1 or more."
+            f"pipeline.{name}={limit} lets no microbatch start.\n"
+            f"  Set --config.pipeline.{name} to 1 or more."
         )
     return limit

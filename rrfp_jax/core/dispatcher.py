@@ -34,7 +34,7 @@ from rrfp_jax.core.events import (
     Started,
 )
 from rrfp_jax.core.graph import Node, PipelineGraph
-from rrfp_jax.core.task import Task
+from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.errors import ConfigError, InvariantError
 
 LAUNCH_AHEAD = 2
@@ -124,7 +124,11 @@ class Dispatcher:
             inputs = self._graph.route(task.microbatch).inputs[task.kind, task.stage]
             missing = self._missing.get(task, inputs)
             if missing:
-                named = [str(Task(*node, task.microbatch)) for node in sorted(missing)]
+                named = [
+                    str(needed)
+                    for needed in sorted(self._graph.inputs(task))
+                    if needed[:2] in missing
+                ]
                 lines.append(f"{task} misses {' '.join(named)}")
         return lines
 
@@ -135,6 +139,9 @@ class Dispatcher:
         for task in self._graph.initial_tasks(self.rank):
             self._missing[task] = ()
             self._arbiter.add(task)
+        if self._graph.in_order:
+            for stage in sorted(self._stages):
+                self._pass_turn(stage, None)
 
     def _finish(self, task: Task) -> None:
         if task not in self._running:
@@ -169,6 +176,14 @@ class Dispatcher:
                 self._supply(Task(target_kind, target, j), (kind, stage))
             else:
                 instructions.append(Send(task, target))
+        if kind is Kind.W and self._graph.in_order:
+            self._pass_turn(stage, j)
+
+    def _pass_turn(self, stage: int, microbatch: int | None) -> None:
+        """Lets the W of `stage` go that comes after the one of `microbatch`."""
+        after = self._graph.next_turn(stage, microbatch)
+        if after is not None:
+            self._supply(Task(Kind.W, stage, after), (Kind.W, stage))
 
     def _bug(self, what: str, about: Task | None = None) -> InvariantError:
         """Returns the error for what cannot happen, with the microbatch's story."""

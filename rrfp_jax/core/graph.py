@@ -7,14 +7,20 @@ forward and, where something upstream of it can be trained, a cotangent back.
 Precedence, for microbatch j:
 
 * F(s) needs F(u) of every in-edge u -> s;
-* B(s) needs F(s), and B(v) of every out-edge s -> v.
+* B(s) needs F(s), and B(v) of every out-edge s -> v;
+* W(s), in a graph whose backward is *split*, needs B(s).
 
-Both hold only among the stages that j *visits*. A microbatch without an image skips
+They hold only among the stages that j *visits*. A microbatch without an image skips
 the vision tower: its tasks do not exist, and neither do the edges that touch them.
-A stage has a B only if it, or something upstream of it that j visits, is trainable.
+A stage has a B only if it, or something upstream of it that j visits, is trainable,
+and a W only if it is trainable itself.
+
+One relation crosses microbatches: where weight gradients are committed *in order*, W(s)
+of j also needs W(s) of the microbatch before j that has one. Only Ws wait for it.
 
 Microbatches that visit the same stages share a `Route`, so a graph of many microbatches
-costs a few small tables.
+costs a few small tables. In them, the W of the microbatch before is written as the
+node (W, s) among the inputs of (W, s): its *turn*.
 """
 
 import dataclasses
@@ -39,6 +45,7 @@ class Route:
       sources: visited in-neighbours; empty for a stage that is not visited.
       targets: visited out-neighbours.
       has_backward: whether B exists.
+      has_weight: whether W exists.
       inputs: node -> the nodes it needs, for every node that exists.
       successors: node -> the nodes that need it.
       initial: the nodes that need nothing.
@@ -50,6 +57,7 @@ class Route:
     sources: tuple[tuple[int, ...], ...]
     targets: tuple[tuple[int, ...], ...]
     has_backward: tuple[bool, ...]
+    has_weight: tuple[bool, ...]
     inputs: Mapping[Node, tuple[Node, ...]]
     successors: Mapping[Node, tuple[Node, ...]]
     initial: tuple[Node, ...]
@@ -71,9 +79,12 @@ class PipelineGraph:
       placement: stage -> pipeline rank.
       skipped: (stage, microbatch) pairs: all and only the stages not visited.
       frozen: stages without a trainable parameter.
+      is_split: whether the backward is split into B and W.
+      in_order: whether each stage commits weight gradients in microbatch order.
 
     Raises:
-      ConfigError: an edge, the placement or a pruning is impossible.
+      ConfigError: an edge, the placement or a pruning is impossible, or gradients are
+        to be committed in order by an unsplit backward.
     """
 
     num_stages: int
@@ -82,6 +93,8 @@ class PipelineGraph:
     placement: Placement
     skipped: frozenset[tuple[int, int]] = frozenset()
     frozen: frozenset[int] = frozenset()
+    is_split: bool = False
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -139,14 +152,45 @@ class PipelineGraph:
     def inputs(self, task: Task) -> tuple[Task, ...]:
         """Returns the tasks that must come before `task`, directly."""
         kind, stage, j = task
-        nodes = self._routes[j].inputs[kind, stage]
-        return tuple([Task(kind, stage, j) for kind, stage in nodes])
+        found = [Task(*node, j) for node in self._routes[j].inputs[kind, stage]]
+        if task in found:  # its turn
+            found.remove(task)
+            before = self.turns[stage][j]
+            if before is not None:
+                found.append(task._replace(microbatch=before))
+        return tuple(found)
 
     def successors(self, task: Task) -> tuple[Task, ...]:
         """Returns the tasks that need `task`, directly."""
         kind, stage, j = task
-        nodes = self._routes[j].successors[kind, stage]
-        return tuple([Task(kind, stage, j) for kind, stage in nodes])
+        found = [Task(*node, j) for node in self._routes[j].successors[kind, stage]]
+        if kind is Kind.W and (after := self.next_turn(stage, j)) is not None:
+            found.append(task._replace(microbatch=after))
+        return tuple(found)
+
+    @functools.cached_property
+    def turns(self) -> tuple[Mapping[int, int | None], ...]:
+        """By stage: microbatch -> the one whose W comes before its own, None for the
+        first. Ascending; empty where no order is kept.
+        """
+        found: list[dict[int, int | None]] = [{} for _ in range(self.num_stages)]
+        if self.in_order:
+            for j, route in enumerate(self._routes):
+                for s in route.stages:
+                    if route.has_weight[s]:
+                        found[s][j] = next(reversed(found[s]), None)
+        return tuple(found)
+
+    @functools.cached_property
+    def _next_turns(self) -> tuple[Mapping[int | None, int], ...]:
+        return tuple({before: j for j, before in each.items()} for each in self.turns)
+
+    def next_turn(self, stage: int, microbatch: int | None) -> int | None:
+        """Returns the microbatch whose W of `stage` comes after that of `microbatch`.
+
+        None stands for the beginning, and for there being none.
+        """
+        return self._next_turns[stage].get(microbatch)
 
     def initial_tasks(self, rank: int) -> list[Task]:
         """Returns the tasks of `rank` that need nothing, by microbatch."""
@@ -162,25 +206,31 @@ class PipelineGraph:
         return sum(route.num_tasks[rank] for route in self._routes)
 
     def tasks(self, rank: int | None = None) -> list[Task]:
-        """Returns the tasks of `rank`, or all, by microbatch: F up, then B down."""
+        """Returns the tasks of `rank`, or all, by microbatch: F up, then B, W down."""
         found = []
         for j in range(self.num_microbatches):
             forward, backward = self.local_order(j, rank)
             found += forward + backward
         return found
 
+    def exists(self, task: Task) -> bool:
+        """Whether the step has this task; its stage and microbatch must exist."""
+        route = self._routes[task.microbatch]
+        return (task.kind, task.stage) in route.inputs
+
     def local_order(
         self, microbatch: int, rank: int | None = None
     ) -> tuple[list[Task], list[Task]]:
-        """Returns the F and the B tasks of a microbatch on a rank, in legal order."""
+        """Returns Fs, and Bs each with its W, of a microbatch on a rank, in order."""
         route = self._routes[microbatch]
         here = [s for s in route.stages if rank is None or self.placement[s] == rank]
         return (
             [Task(Kind.F, s, microbatch) for s in here],
             [
-                Task(Kind.B, s, microbatch)
+                Task(kind, s, microbatch)
                 for s in reversed(here)
-                if route.has_backward[s]
+                for kind in (Kind.B, Kind.W)
+                if (kind, s) in route.inputs
             ],
         )
 
@@ -190,11 +240,17 @@ def chain_edges(num_stages: int) -> tuple[Edge, ...]:
     return tuple((s, s + 1) for s in range(num_stages - 1))
 
 
-def chain(num_microbatches: int, placement: Placement) -> PipelineGraph:
+def chain(
+    num_microbatches: int, placement: Placement, is_split: bool = False
+) -> PipelineGraph:
     """Returns the graph of a plain chain of trainable stages."""
     num_stages = len(placement)
     return PipelineGraph(
-        num_stages, num_microbatches, chain_edges(num_stages), placement
+        num_stages,
+        num_microbatches,
+        chain_edges(num_stages),
+        placement,
+        is_split=is_split,
     )
 
 
@@ -217,18 +273,23 @@ def _route(graph: PipelineGraph, skipped: frozenset[int]) -> Route:
         if has_backward[s]:
             downstream = ((Kind.B, v) for v in targets[s])
             inputs[Kind.B, s] = ((Kind.F, s), *downstream)
+            if graph.is_split and s not in graph.frozen:
+                turn = ((Kind.W, s),) if graph.in_order else ()
+                inputs[Kind.W, s] = ((Kind.B, s), *turn)
     successors: dict[Node, tuple[Node, ...]] = dict.fromkeys(inputs, ())
     num_tasks = [0] * graph.num_ranks
     for node, needed in inputs.items():
         num_tasks[graph.placement[node[1]]] += 1
         for source in needed:
-            successors[source] += (node,)
+            if source != node:
+                successors[source] += (node,)
     return Route(
         stages,
         tuple(s not in skipped for s in range(graph.num_stages)),
         tuple(sources),
         tuple(targets),
         tuple(has_backward),
+        tuple((Kind.W, s) in inputs for s in range(graph.num_stages)),
         inputs,
         successors,
         tuple(node for node, needed in inputs.items() if not needed),
@@ -246,6 +307,11 @@ def _check_sizes(graph: PipelineGraph) -> None:
         raise ConfigError(
             f"the placement names {len(graph.placement)} stages; the pipeline has "
             f"{graph.num_stages}.\n  Give one rank for each stage."
+        )
+    if graph.in_order and not graph.is_split:
+        raise ConfigError(
+            "weight gradients can be committed in microbatch order only where W is a "
+            "task of its own.\n  Split the backward too: is_split=True."
         )
     if sorted(set(graph.placement)) != list(range(graph.num_ranks)):
         raise ConfigError(

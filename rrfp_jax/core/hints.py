@@ -5,12 +5,13 @@ back-pressure admits, and whenever there is one it names one. An instance belong
 one rank, since some hints have state.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from rrfp_jax.core.task import Kind, Task
 
 Key = tuple[int, int]
+KeyFunction = Callable[[Task], Key]
 
 _OPPOSITE = {Kind.F: Kind.B, Kind.B: Kind.F}
 
@@ -20,6 +21,10 @@ class Ready(Protocol):
 
     def first(self, kind: Kind) -> Task | None:
         """Returns the admissible ready task of `kind` with the smallest key."""
+        ...
+
+    def count(self, kind: Kind) -> int:
+        """Returns the number of ready tasks of `kind`, admissible or not."""
         ...
 
 
@@ -39,53 +44,94 @@ class Hint(Protocol):
         ...
 
 
-def chunk_key(task: Task) -> Key:
+def early_first(task: Task) -> Key:
     """Ranks within a kind as RRFP §5: forwards by ascending, backwards by descending
-    stage; ties by ascending microbatch.
+    stage; ties by ascending microbatch. Weight gradients by microbatch, then as
+    backwards: roughly in the order in which they queue up.
     """
-    stage = task.stage if task.kind is Kind.F else -task.stage
-    return stage, task.microbatch
+    match task.kind:
+        case Kind.F:
+            return task.stage, task.microbatch
+        case Kind.B:
+            return -task.stage, task.microbatch
+        case Kind.W:
+            return task.microbatch, -task.stage
+
+
+def late_first(task: Task) -> Key:
+    """Ranks as `early_first`, but forwards by descending stage.
+
+    A microbatch that is half through is finished before a new one begins, so a rank
+    with several stages holds fewer at once.
+    """
+    key = early_first(task)
+    return (-task.stage, task.microbatch) if task.kind is Kind.F else key
 
 
 class Alternating:
-    """BF and FB: one ready task of one direction, then one of the other (RRFP §5).
+    """BF, FB and BFW: one ready task of one direction, then one of the other (RRFP §5).
 
-    A round is one ready task of `first`, if any, then one ready task of the other kind,
-    if any. A direction with nothing ready is passed over at once. So the turn is always
-    the opposite of what was launched last, and depends on launches only: every process
-    that launches the same sequence is at the same turn. It follows that BF and FB can
-    differ only in the first launch of a rank.
+    A round is one ready task of `first`, if any, then one ready task of the other
+    direction, if any. A direction with nothing ready is passed over at once. So the
+    turn is always the opposite of what was launched last, and depends on launches only:
+    every process that launches the same sequence is at the same turn. It follows that
+    BF and FB can differ only in the first launch of a rank.
+
+    Weight gradients are *filler* while few of them are ready: run when neither
+    direction has anything ready. Once `urgent` are, they come first: with 1, at once,
+    as if the backward were whole (BF, FB). Where they are never urgent, a new round
+    begins after each (BFW).
+
+    Args:
+      first: the direction that a round begins with.
+      urgent: how many ready weight gradients come first; None for no number.
+      key: ranks the tasks of a kind.
     """
 
-    def __init__(self, first: Kind) -> None:
-        self._turn = first  # the kind that the current round asks for next
-
-    def key(self, task: Task) -> Key:
-        """Ranks by chunk, then microbatch."""
-        return chunk_key(task)
+    def __init__(
+        self, first: Kind, urgent: int | None = 1, key: KeyFunction = early_first
+    ) -> None:
+        self._first = first
+        self._turn = first  # the direction that the current round asks for next
+        self._urgent = urgent
+        self.key = key
 
     def choose(self, ready: Ready) -> Task | None:
-        """Returns a task of the kind whose turn it is, else of the other."""
-        return ready.first(self._turn) or ready.first(_OPPOSITE[self._turn])
+        """Returns a task of the direction whose turn it is, else of the other."""
+        if self._urgent is not None and ready.count(Kind.W) >= self._urgent:
+            return ready.first(Kind.W)
+        return (
+            ready.first(self._turn)
+            or ready.first(_OPPOSITE[self._turn])
+            or ready.first(Kind.W)
+        )
 
     def launched(self, task: Task) -> None:
         """Passes the turn on."""
-        self._turn = _OPPOSITE[task.kind]
+        if task.kind is not Kind.W:
+            self._turn = _OPPOSITE[task.kind]
+        elif self._urgent is None:
+            self._turn = self._first
 
 
 class Priority:
-    """B- and F-priority: a task of `first` whenever one is ready (RRFP §7.7)."""
+    """A task of the first of `kinds` that has one ready (RRFP §7.7).
 
-    def __init__(self, first: Kind) -> None:
-        self._kinds = (first, _OPPOSITE[first])
+    Args:
+      kinds: F, B and W, the best first.
+      key: ranks the tasks of a kind.
+    """
 
-    def key(self, task: Task) -> Key:
-        """Ranks by chunk, then microbatch."""
-        return chunk_key(task)
+    def __init__(self, kinds: Sequence[Kind], key: KeyFunction = early_first) -> None:
+        self._kinds = tuple(kinds)
+        self.key = key
 
     def choose(self, ready: Ready) -> Task | None:
-        """Returns the first ready task of the preferred kind, else of the other."""
-        return ready.first(self._kinds[0]) or ready.first(self._kinds[1])
+        """Returns the first ready task of the best kind that has one."""
+        for kind in self._kinds:
+            if (task := ready.first(kind)) is not None:
+                return task
+        return None
 
     def launched(self, task: Task) -> None:
         """Nothing to remember."""

@@ -26,3 +26,15 @@ def v_shaped(num_ranks: int) -> Placement:
     Source: arXiv:2405.15362 §3.
     """
     return (*range(num_ranks), *reversed(range(num_ranks)))
+
+
+def colocated(*tower_lengths: int) -> Placement:
+    """Returns the placement of towers on shared ranks: stage i of each is on rank i.
+
+    So a vision encoder spreads over the ranks of the language model, as an extra chunk
+    on each, instead of taking ranks of its own.
+
+    Args:
+      tower_lengths: the stages of each tower, in the order in which they are numbered.
+    """
+    return tuple(rank for length in tower_lengths for rank in range(length))

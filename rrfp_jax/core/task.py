@@ -12,10 +12,11 @@ from rrfp_jax.errors import ConfigError
 
 
 class Kind(enum.StrEnum):
-    """The direction of a task."""
+    """What a task computes."""
 
     F = "F"  # forward
-    B = "B"  # backward: input and weight gradients
+    B = "B"  # backward: of the input only where the backward is split, else all of it
+    W = "W"  # weight gradient, where the backward is split
 
     # A str's own hash runs in C; Enum's is a Python function, and tasks are hashed
     # several times per event.
@@ -33,7 +34,7 @@ class Task(NamedTuple):
         return f"{self.stage}{self.kind.value}{self.microbatch}"
 
 
-_PATTERN = re.compile(r"(\d+)([FB])(\d+)")
+_PATTERN = re.compile(r"(\d+)([FBW])(\d+)")
 
 
 def parse(text: str) -> Task:
@@ -46,6 +47,6 @@ def parse(text: str) -> Task:
     if match is None:
         raise ConfigError(
             f"{text.strip()!r} is not a task.\n"
-            "  Write stage, kind (F or B) and microbatch, such as 2F0."
+            "  Write stage, kind (F, B or W) and microbatch, such as 2F0."
         )
     return Task(Kind(match[2]), int(match[1]), int(match[3]))

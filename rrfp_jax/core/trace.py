@@ -4,6 +4,7 @@ A trace holds the events that each dispatcher was given, in order, so it can be
 replayed: fed the same events, fresh dispatchers launch the same tasks.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 from rrfp_jax.core import events, orders, task
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
-from rrfp_jax.core.task import Task
+from rrfp_jax.core.memory import Residuals
+from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.errors import InvariantError
 
 
@@ -46,13 +48,17 @@ class Trace:
 
     Attributes:
       graph: the tasks of the step.
+      residuals: what each task keeps, where that is known.
       spans: one a task, in launch order of each rank.
       transfers: one a send.
       log: every event, in the order in which the dispatchers were told.
     """
 
-    def __init__(self, graph: PipelineGraph) -> None:
+    def __init__(
+        self, graph: PipelineGraph, residuals: Residuals | None = None
+    ) -> None:
         self.graph = graph
+        self.residuals = residuals
         self.spans: list[Span] = []
         self.transfers: list[Transfer] = []
         self.log: list[Told] = []
@@ -84,6 +90,22 @@ class Trace:
             orders.peak_in_flight(order, self.graph, rank)
             for rank, order in enumerate(self.launches())
         ]
+
+    def live_bytes(self) -> list[list[int]]:
+        """Returns, by rank, the residual bytes after each launch, in launch order.
+
+        Empty lists where the residuals are not known.
+        """
+        if self.residuals is None:
+            return [[] for _ in range(self.graph.num_ranks)]
+        return [
+            list(itertools.accumulate(map(self.residuals.added, order)))
+            for order in self.launches()
+        ]
+
+    def peak_bytes(self) -> list[int]:
+        """Returns, by rank, the most residual bytes live at once; 0 if not known."""
+        return [max(each, default=0) for each in self.live_bytes()]
 
     def grid(self, num_columns: int = 100) -> str:
         """Returns a picture in text: a line a rank, a column a slice of time."""
@@ -150,7 +172,14 @@ def to_json(trace: Trace) -> str:
                 "placement": graph.placement,
                 "skipped": sorted(graph.skipped),
                 "frozen": sorted(graph.frozen),
+                "is_split": graph.is_split,
+                "in_order": graph.in_order,
             },
+            "residuals": trace.residuals
+            and [
+                (kind, stage, each)
+                for (kind, stage), each in trace.residuals.num_bytes.items()
+            ],
             "spans": [(str(s.task), s.start_s, s.end_s) for s in trace.spans],
             "transfers": [
                 (str(t.source), t.to, t.start_s, t.end_s) for t in trace.transfers
@@ -170,8 +199,13 @@ def from_json(text: str) -> Trace:
         placement=tuple(data["graph"]["placement"]),
         skipped=frozenset((s, j) for s, j in data["graph"]["skipped"]),
         frozen=frozenset(data["graph"]["frozen"]),
+        is_split=data["graph"]["is_split"],
+        in_order=data["graph"]["in_order"],
     )
-    trace = Trace(graph)
+    residuals = data["residuals"] and Residuals(
+        {(Kind(kind), stage): tuple(each) for kind, stage, each in data["residuals"]}
+    )
+    trace = Trace(graph, residuals)
     for name, start_s, end_s in data["spans"]:
         ran = task.parse(name)
         trace.spans.append(Span(ran, graph.rank_of(ran), start_s, end_s))

@@ -27,7 +27,8 @@ class CostTable:
     """Durations in seconds.
 
     Attributes:
-      compute: (kind, stage) -> seconds by microbatch.
+      compute: (kind, stage) -> seconds by microbatch. W is apart from B, whether the
+        backward is split or not; see `applied_to`.
       transfer: (kind, source stage, target stage) -> seconds by microbatch, for F along
         an edge and for B against it.
     """
@@ -49,6 +50,7 @@ def constant(
     forward_s: float | Sequence[float],
     backward_s: float | Sequence[float],
     transfer_s: float = 0.0,
+    weight_s: float | Sequence[float] = 0.0,
 ) -> CostTable:
     """Returns a table in which all microbatches cost the same.
 
@@ -57,12 +59,15 @@ def constant(
       forward_s: seconds of F, for all stages or for each.
       backward_s: seconds of B, likewise.
       transfer_s: seconds of each transfer between ranks.
+      weight_s: seconds of W, likewise; where the backward is not split, they come on
+        top of B.
 
     Raises:
       ConfigError: a sequence does not have one entry a stage.
     """
     compute = {}
-    for kind, given in ((Kind.F, forward_s), (Kind.B, backward_s)):
+    kinds = ((Kind.F, forward_s), (Kind.B, backward_s), (Kind.W, weight_s))
+    for kind, given in kinds:
         each = given if isinstance(given, Sequence) else [given] * graph.num_stages
         if len(each) != graph.num_stages:
             raise ConfigError(
@@ -79,6 +84,22 @@ def constant(
     return CostTable(compute, transfer)
 
 
+def applied_to(costs: CostTable, graph: PipelineGraph) -> CostTable:
+    """Returns what the tasks of a graph take: where the backward is not split, its B
+    takes as long as B and W.
+
+    So two policies of which one splits the backward face the same delays.
+    """
+    if graph.is_split:
+        return costs
+    compute = dict(costs.compute)
+    for (kind, s), each in costs.compute.items():
+        if kind is Kind.W and s not in graph.frozen:
+            both = zip(costs.compute[Kind.B, s], each, strict=True)
+            compute[Kind.B, s] = tuple(b + w for b, w in both)
+    return dataclasses.replace(costs, compute=compute)
+
+
 def from_csv(text: str, graph: PipelineGraph, source: str) -> CostTable:
     """Reads a table with the columns kind, stage, to, microbatch, seconds.
 
@@ -89,7 +110,8 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> CostTable:
     Raises:
       ConfigError: a line cannot be read, or a task has no duration.
     """
-    free = constant(graph, math.nan, math.nan)
+    unknown = math.nan if graph.is_split else 0.0
+    free = constant(graph, math.nan, math.nan, weight_s=unknown)
     compute = {key: list(each) for key, each in free.compute.items()}
     transfer = {key: list(each) for key, each in free.transfer.items()}
     reader = csv.DictReader(io.StringIO(text))
@@ -105,7 +127,7 @@ def from_csv(text: str, graph: PipelineGraph, source: str) -> CostTable:
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise ConfigError(
                 f"{source}, line {reader.line_num}: {dict(row)} is no duration of "
-                f"this pipeline ({error}).\n  Columns: kind (F, B), stage, "
+                f"this pipeline ({error}).\n  Columns: kind (F, B, W), stage, "
                 "to (empty for a task), microbatch (or *), seconds."
             ) from error
     for task in graph.tasks():

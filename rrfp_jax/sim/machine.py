@@ -17,7 +17,7 @@ from rrfp_jax.core.events import Arrived, Event, Finished
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Span, Told, Trace, Transfer
-from rrfp_jax.sim.costs import CostTable
+from rrfp_jax.sim.costs import CostTable, applied_to
 
 # Among events of one instant, what becomes known goes before what frees a rank, so that
 # a rank that becomes free sees all that is ready by then.
@@ -57,7 +57,7 @@ class Overlapped:
     def __init__(self, graph: PipelineGraph, costs: CostTable) -> None:
         self.trace = Trace(graph)
         self._placement = graph.placement
-        self._costs = costs
+        self._costs = applied_to(costs, graph)
         self._due: list[_Due] = []
         self._count = 0  # breaks ties in the order of launches
         self._rank_free_s = [0.0] * graph.num_ranks
@@ -112,7 +112,7 @@ class Blocking:
     def __init__(self, graph: PipelineGraph, costs: CostTable) -> None:
         self.trace = Trace(graph)
         self._placement = graph.placement
-        self._costs = costs
+        self._costs = applied_to(costs, graph)
         self._due: list[_Due] = []
         self._internal: list[tuple[float, int, int, Task | None, Transfer | None]] = []
         self._count = 0

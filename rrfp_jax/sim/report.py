@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Span, Trace
-from rrfp_jax.sim.costs import CostTable
+from rrfp_jax.sim.costs import CostTable, applied_to
 
 Interval = tuple[float, float]
 
@@ -113,6 +113,7 @@ def lower_bound_s(graph: PipelineGraph, costs: CostTable) -> float:
     For each rank: the shortest way into any of its tasks, all its work, the shortest
     way out; and the longest path through the graph.
     """
+    costs = applied_to(costs, graph)
     tasks = graph.tasks()  # by microbatch, each in legal order
     head_s: dict[Task, float] = {}
     for task in tasks:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rrfp_jax.core.dispatcher import Dispatcher, explain_stall
 from rrfp_jax.core.events import Launch, Started
 from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.core.policies import dispatchers as dispatchers_for
 from rrfp_jax.core.trace import Told, Trace
@@ -16,15 +17,20 @@ from rrfp_jax.sim.machine import Blocking, Machine, Overlapped
 
 
 def simulate(
-    graph: PipelineGraph, policy: Policy, costs: CostTable, blocking: bool = False
+    graph: PipelineGraph,
+    policy: Policy,
+    costs: CostTable,
+    blocking: bool = False,
+    residuals: Residuals | None = None,
 ) -> Trace:
     """Simulates one step.
 
     Args:
-      graph: the tasks of the step.
+      graph: the tasks of the step; its backward is split as the policy says.
       policy: how each rank chooses.
       costs: how long everything takes.
       blocking: whether a transfer occupies both ranks, or overlaps with compute.
+      residuals: what tasks keep, for a limit in bytes and for the trace.
 
     Returns:
       The trace, equal for equal arguments.
@@ -33,8 +39,10 @@ def simulate(
       ConfigError: the policy does not fit the graph.
       StallError: tasks remain and nothing can become ready.
     """
+    graph = policy.applied_to(graph)
     machine = Blocking(graph, costs) if blocking else Overlapped(graph, costs)
-    return drive(dispatchers_for(graph, policy), machine)
+    machine.trace.residuals = residuals
+    return drive(dispatchers_for(graph, policy, residuals), machine)
 
 
 def drive(dispatchers: Sequence[Dispatcher], machine: Machine) -> Trace:

@@ -36,6 +36,12 @@ def needs(of: graph.PipelineGraph) -> dict[Task, set[Task]]:
         for s in learning:
             cotangents = {Task(Kind.B, v, j) for u, v in edges if u == s}
             found[Task(Kind.B, s, j)] = {Task(Kind.F, s, j)} | cotangents
+            if of.is_split and s not in of.frozen:
+                found[Task(Kind.W, s, j)] = {Task(Kind.B, s, j)}
+                lower = [Task(Kind.W, s, k) for k in range(j)]
+                if of.in_order:
+                    before = [a for a in lower if a in found]
+                    found[Task(Kind.W, s, j)] |= set(before[-1:])
     return found
 
 
@@ -50,6 +56,7 @@ class Account:
 
     def __init__(self, of: graph.PipelineGraph, rank: int, limit: int) -> None:
         self.limit = limit
+        self.is_in_order = of.in_order
         self._needs = needs(of)
         self.own = {a for a in self._needs if of.placement[a.stage] == rank}
         self.launched: list[Task] = []
@@ -88,15 +95,36 @@ class Account:
         """Returns the microbatches begun here that have a task left."""
         return {a.microbatch for a in self.launched} & set(self.left())
 
+    def lowest(self) -> int:
+        """Returns the lowest microbatch with an F or a B left; -1 for none."""
+        left = self.own - set(self.launched)
+        return min((a.microbatch for a in left if a.kind is not Kind.W), default=-1)
+
     def pending(self) -> int:
         """Returns forwards minus backwards, of stages that have a backward."""
-        both = [a for a in self.launched if a._replace(kind=Kind.B) in self._needs]
+        both = [
+            a
+            for a in self.launched
+            if a.kind is not Kind.W and a._replace(kind=Kind.B) in self._needs
+        ]
         return sum(1 if a.kind is Kind.F else -1 for a in both)
 
+    def queued(self) -> int:
+        """Returns how many weight gradients wait for their turn on the rank."""
+        done = set(self.launched)
+        waiting = self.own - done
+        return sum(
+            a.kind is Kind.W and a._replace(kind=Kind.B) in done for a in waiting
+        )
+
     def next_in_strict_order(self) -> Task:
-        """Returns the next task of the lowest unfinished microbatch, F up, B down."""
-        lowest = min(self.left())
-        mine = [a for a in self.own - set(self.launched) if a.microbatch == lowest]
+        """Returns the next F or B of the lowest microbatch, F up, B down."""
+        lowest = self.lowest()
+        mine = [
+            a
+            for a in self.own - set(self.launched)
+            if a.microbatch == lowest and a.kind is not Kind.W
+        ]
         return min(mine, key=_strict)
 
 
@@ -108,7 +136,7 @@ def reserving(account: Account, wanted: Task) -> bool:
     """Whether the reserving rule admits the ready task `wanted`."""
     begun = {a.microbatch for a in account.launched}
     free = account.limit - len(account.in_flight())
-    lowest = min(account.left())
+    lowest = account.lowest()
     if wanted.microbatch in begun or free > 1:
         return True
     return free == 1 and (wanted.microbatch == lowest or lowest in begun)
@@ -117,7 +145,19 @@ def reserving(account: Account, wanted: Task) -> bool:
 def one_by_one(account: Account, wanted: Task) -> bool:
     """Whether the paper's rule admits the ready task `wanted`."""
     at_limit = account.pending() >= account.limit
-    return not at_limit or wanted == account.next_in_strict_order()
+    if not at_limit or wanted.kind is Kind.W:
+        return True
+    return wanted == account.next_in_strict_order()
+
+
+def within_weight_limit(account: Account, wanted: Task, limit: int) -> bool:
+    """Whether a backward's weight gradient finds a place in the queue of `limit`."""
+    if wanted.kind is not Kind.B or wanted._replace(kind=Kind.W) not in account.own:
+        return True
+    free = limit - account.queued()
+    if free == 1 and account.is_in_order:
+        return wanted.microbatch == account.lowest()
+    return free > 0
 
 
 def unbounded(account: Account, wanted: Task) -> bool:
@@ -136,11 +176,13 @@ class Watched(Dispatcher):
         limit: int,
         admits: Callable[[Account, Task], bool],
         launch_ahead: int,
+        weight_limit: int = 0,
     ) -> None:
         self.rank = inner.rank
         self.inner = inner
         self.account = Account(of, inner.rank, limit)
-        self._admits = admits
+        self._rule = admits
+        self._weight_limit = weight_limit
         self._launch_ahead = launch_ahead
         self._num_stages_here = of.placement.count(inner.rank)
 
@@ -181,10 +223,17 @@ class Watched(Dispatcher):
         assert len(account.running) < self._launch_ahead
         account.launched.append(launched)
         account.running.add(launched)
-        if self._admits is reserving:
+        if self._weight_limit:
+            assert account.queued() <= self._weight_limit
+        if self._rule is reserving:
             assert len(account.in_flight()) <= account.limit
-        if self._admits is one_by_one:
+        if self._rule is one_by_one:
             assert account.pending() <= account.limit + self._num_stages_here
+
+    def _admits(self, account: Account, wanted: Task) -> bool:
+        limit = self._weight_limit
+        is_within = not limit or within_weight_limit(account, wanted, limit)
+        return is_within and self._rule(account, wanted)
 
     def _check_nothing_waits(self) -> None:
         """A free slot and an admissible ready task never coexist."""

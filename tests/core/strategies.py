@@ -13,9 +13,15 @@ from rrfp_jax.core import (
     orders,
     policies,
 )
+from rrfp_jax.core.back_pressure import (
+    BackPressure,
+    InFlight,
+    OneByOne,
+    Progress,
+    QueuedWeights,
+)
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
-from rrfp_jax.core.task import Kind
 from rrfp_jax.sim import costs
 from rrfp_jax.sim.costs import CostTable
 from tests.core import instrument
@@ -50,6 +56,7 @@ def graphs(draw: st.DrawFn, max_stages: int = 6, max_microbatches: int = 6):
         tuple(names.index(r) for r in ranks),
         frozenset(skipped),
         frozenset(draw(st.sets(st.integers(0, num_stages - 1), max_size=3))),
+        *draw(st.sampled_from([(False, False), (True, False), (True, True)])),
     )
 
 
@@ -77,6 +84,7 @@ class Case:
     limit: int
     launch_ahead: int
     seed: int
+    weight_limit: int = 0  # none
 
     def costs(self) -> CostTable:
         """Returns the durations of the step."""
@@ -93,30 +101,35 @@ class Case:
         """Returns fresh dispatchers under the instrument."""
         admits = ADMITS[self.pressure]
         return [
-            instrument.Watched(d, self.graph, self.limit, admits, self.launch_ahead)
+            instrument.Watched(
+                d,
+                self.graph,
+                self.limit,
+                admits,
+                self.launch_ahead,
+                self.weight_limit,
+            )
             for d in self.dispatchers()
         ]
 
     def _arbiter(self, rank: int) -> arbiters.Arbiter:
-        rules = {
-            "reserving": back_pressure.Reserving,
-            "one_by_one": back_pressure.OneByOne,
-        }
-        pressure = rules[self.pressure](self.graph, rank, self.limit)
-        return arbiters.ReadinessFirst(self._hint(rank), pressure)
+        progress = Progress(self.graph, rank)
+        rules: list[back_pressure.Rule] = []
+        if self.pressure == "reserving":
+            rules.append(InFlight(progress, self.limit))
+        else:
+            rules.append(OneByOne(progress, self.limit, self.graph, rank))
+        if self.weight_limit:
+            rules.append(QueuedWeights(progress, self.weight_limit, self.graph))
+        return arbiters.ReadinessFirst(
+            self.graph.stages_of[rank], self._hint(rank), BackPressure(progress, rules)
+        )
 
     def _hint(self, rank: int) -> hints.Hint:
-        match self.hint:
-            case "bf":
-                return hints.Alternating(Kind.B)
-            case "fb":
-                return hints.Alternating(Kind.F)
-            case "b_priority":
-                return hints.Priority(Kind.B)
-            case "f_priority":
-                return hints.Priority(Kind.F)
-            case "gpipe":
-                return hints.Ordered(orders.gpipe(self.graph)[rank])
+        if self.hint in policies.RULES:
+            return policies.hints_for(self.graph, policies.Policy(self.hint))[rank]
+        if self.hint == "gpipe":
+            return hints.Ordered(orders.gpipe(self.graph)[rank])
         shuffled = self.graph.tasks(rank)
         random.Random(f"{self.seed}/{rank}").shuffle(shuffled)
         return hints.Ordered(shuffled)
@@ -134,6 +147,7 @@ def cases(
         limit=st.integers(1, 4),
         launch_ahead=st.integers(1, 3),
         seed=st.integers(0, 10**6),
+        weight_limit=st.integers(0, 3),
     )
 
 

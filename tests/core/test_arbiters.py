@@ -84,8 +84,10 @@ def test_opportunistic_needs_a_limit_of_one():
 
 def test_readiness_first_takes_what_the_hint_ranks_first_until_pressure_holds():
     of = graph.chain(4, (0, 1))
-    pressure = back_pressure.Reserving(of, 0, limit=2)
-    arbiter = arbiters.ReadinessFirst(hints.Alternating(Kind.B), pressure)
+    progress = back_pressure.Progress(of, 0)
+    rules = [back_pressure.InFlight(progress, 2)]
+    pressure = back_pressure.BackPressure(progress, rules)
+    arbiter = arbiters.ReadinessFirst((0,), hints.Alternating(Kind.B), pressure)
     assert fed(arbiter, "0F3 0F1 0F0 0F2") == ts("0F0 0F1")
     assert arbiter.ready() == ts("0F2 0F3")
     assert arbiter.why_held(t("0F2")) == "0F2 held by back-pressure (limit=2)"

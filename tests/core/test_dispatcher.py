@@ -20,8 +20,10 @@ def dispatcher_for(
     if fixed:
         return Dispatcher(of, rank, arbiters.FixedOrder(tasks), launch_ahead)
     hint = hints.Ordered(tasks) if tasks else hints.Alternating(Kind.B)
-    pressure = back_pressure.Reserving(of, rank, limit)
-    arbiter = arbiters.ReadinessFirst(hint, pressure)
+    progress = back_pressure.Progress(of, rank)
+    rules = [back_pressure.InFlight(progress, limit)]
+    pressure = back_pressure.BackPressure(progress, rules)
+    arbiter = arbiters.ReadinessFirst(of.stages_of[rank], hint, pressure)
     return Dispatcher(of, rank, arbiter, launch_ahead)
 
 

@@ -21,6 +21,10 @@ class Ready:
         of_kind = [task for task in self._tasks if task.kind is kind]
         return min(of_kind, key=self._hint.key, default=None)
 
+    def count(self, kind):
+        """Returns how many there are of `kind`."""
+        return sum(task.kind is kind for task in self._tasks)
+
     def drain(self):
         """Launches all, as the hint chooses."""
         while self._tasks:
@@ -39,9 +43,11 @@ def launched(hint, tasks):
 EVERY = {
     "bf": lambda: hints.Alternating(Kind.B),
     "fb": lambda: hints.Alternating(Kind.F),
-    "b_priority": lambda: hints.Priority(Kind.B),
-    "f_priority": lambda: hints.Priority(Kind.F),
-    "ordered": lambda: hints.Ordered(ts("0B2 0F3 0F2 0B0 0F0 0F1 0B1")),
+    "b_priority": lambda: hints.Priority((Kind.W, Kind.B, Kind.F)),
+    "f_priority": lambda: hints.Priority((Kind.W, Kind.F, Kind.B)),
+    "bfw": lambda: hints.Alternating(Kind.B, None),
+    "bfw_memory": lambda: hints.Alternating(Kind.B, 2, hints.late_first),
+    "ordered": lambda: hints.Ordered(ts("0B2 0F3 0F2 0B0 0F0 0F1 0B1 0W3")),
 }
 
 
@@ -87,6 +93,44 @@ def test_choosing_changes_nothing():
     assert [hint.choose(ready) for _ in range(3)] == ts("0B0 0B0 0B0")
 
 
+def test_a_whole_backward_runs_its_weight_gradient_at_once():
+    """BF and the priorities on a split backward: as if it were whole."""
+    for name, expected in {
+        "bf": "0W0 0B1 0F5 0B2",
+        "b_priority": "0W0 0B1 0B2 0F5",
+        "f_priority": "0W0 0F5 0B1 0B2",
+    }.items():
+        assert launched(EVERY[name](), "0F5 0B2 0B1 0W0") == expected
+
+
+def test_bf_goes_on_with_its_round_after_a_weight_gradient():
+    hint = EVERY["bf"]()
+    hint.launched(t("0B0"))
+    hint.launched(t("0W0"))
+    assert hint.choose(Ready(hint, ts("0F1 0B1"))) == t("0F1")
+
+
+def test_bfw_runs_weight_gradients_as_filler_and_then_begins_a_new_round():
+    """RRFP §5: neither a B nor an F is ready, so one W; then B comes first again."""
+    assert launched(EVERY["bfw"](), "0W0 0W1 0F5 0B2") == "0B2 0F5 0W0 0W1"
+    hint = EVERY["bfw"]()
+    hint.launched(t("0B0"))
+    hint.launched(t("0W0"))
+    assert hint.choose(Ready(hint, ts("0F1 0B1"))) == t("0B1")
+
+
+def test_bfw_memory_puts_weight_gradients_first_once_two_wait():
+    assert launched(EVERY["bfw_memory"](), "0W0 0W1 0F5 0B2") == "0W0 0B2 0F5 0W1"
+
+
+def test_bfw_memory_finishes_what_is_half_through_before_it_begins_more():
+    assert launched(EVERY["bfw_memory"](), "0F5 0F4 2F1 2F2") == "2F1 2F2 0F4 0F5"
+
+
+def test_weight_gradients_go_by_microbatch_and_then_as_backwards():
+    assert launched(EVERY["bfw"](), "0W1 2W1 2W0 0W0") == "2W0 0W0 2W1 0W1"
+
+
 def test_forwards_take_the_earliest_chunk_backwards_the_latest():
     """Ranks that hold stages 0 and 2; ties go to the smallest microbatch."""
     tasks = "2F0 0F5 0F4 0B0 2B7 2B6"
@@ -101,8 +145,8 @@ def test_ordered_skips_what_is_not_ready():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_no_hint_waits_whatever_subset_is_ready(name):
-    """All 127 non-empty subsets; `drain` fails where a hint returns nothing."""
-    tasks = ts("0B2 0F3 0F2 0B0 0F0 0F1 0B1")
+    """All 255 non-empty subsets; `drain` fails where a hint returns nothing."""
+    tasks = ts("0B2 0F3 0F2 0B0 0F0 0F1 0B1 0W3")
     for size in range(1, len(tasks) + 1):
         for subset in itertools.combinations(tasks, size):
             assert len(list(Ready(EVERY[name](), subset).drain())) == size

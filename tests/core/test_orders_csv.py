@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from rrfp_jax.core import graph, orders
+from rrfp_jax.core import graph, order_csv, orders
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.errors import ConfigError
 from tests.core import strategies
@@ -16,11 +16,11 @@ CHAIN = graph.chain(1, (0, 1))
 
 def read(text, of=CHAIN):
     """Reads an order file named bad.csv."""
-    return orders.from_csv(text, of, "bad.csv")
+    return order_csv.from_csv(text, of, "bad.csv")
 
 
 def test_format_is_a_line_a_rank():
-    assert orders.to_csv([ts("0F0 0B0"), ts("1F0 1B0")]) == "0F0,0B0\n1F0,1B0\n"
+    assert order_csv.to_csv([ts("0F0 0B0"), ts("1F0 1B0")]) == "0F0,0B0\n1F0,1B0\n"
 
 
 def test_empty_entries_spaces_and_line_ends_are_skipped():
@@ -34,9 +34,9 @@ def test_empty_entries_spaces_and_line_ends_are_skipped():
 def test_what_is_written_reads_the_same_less_what_the_step_skips(of):
     """A file is for every step of a run; each step has images in other microbatches."""
     whole = dataclasses.replace(of, skipped=frozenset())
-    text = orders.to_csv(orders.gpipe(whole))
-    assert orders.from_csv(text, whole, "x.csv") == orders.gpipe(whole)
-    assert orders.from_csv(text, of, "x.csv") == orders.gpipe(of)
+    text = order_csv.to_csv(orders.gpipe(whole))
+    assert order_csv.from_csv(text, whole, "x.csv") == orders.gpipe(whole)
+    assert order_csv.from_csv(text, of, "x.csv") == orders.gpipe(of)
 
 
 def test_a_rank_without_work_in_this_step_has_an_empty_order():

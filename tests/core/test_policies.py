@@ -19,7 +19,7 @@ def ran(policy, of=CHAIN):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hint": "zigzag"}, "pipeline.hint='zigzag' is not known.*deep_1f1b, or the"),
+        ({"hint": "zigzag"}, "pipeline.hint='zigzag' is not known.*v_half, or the"),
         ({"order": "gpipe"}, "pipeline.order='gpipe' is not known.*readiness, fixed"),
         ({"order": "x.csv"}, "pipeline.order='x.csv' is not known"),
         ({"back_pressure": "none"}, "pipeline.back_pressure='none' is not known"),
@@ -35,7 +35,10 @@ def test_an_unknown_value_is_refused_with_the_legal_ones(changes, message):
 
 def test_the_defaults_are_the_papers_with_two_launches_ahead():
     """RRFP §5: BF, limit 32; architecture.md §3: launch-ahead 2."""
-    assert Policy() == Policy("bf", "readiness", 32, "reserving", 2.0, 2)
+    assert Policy() == Policy(
+        hint="bf", order="readiness", in_flight_limit=32, launch_ahead=2
+    )
+    assert not Policy().is_split
 
 
 @pytest.mark.parametrize("hint", ["gpipe", "1f1b", "deep_1f1b"])

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rrfp_jax import Emulation, Policy
-from rrfp_jax.core import orders, policies
+from rrfp_jax.core import order_csv, policies
 from rrfp_jax.core import trace as trace_lib
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.sim import costs
@@ -20,7 +20,7 @@ def shuffled(graph, path, seed):
     """Writes an order of every rank's tasks that means nothing; returns the path."""
     draw = random.Random(seed)
     tasks = [graph.tasks(rank) for rank in range(graph.num_ranks)]
-    path.write_text(orders.to_csv([draw.sample(own, len(own)) for own in tasks]))
+    path.write_text(order_csv.to_csv([draw.sample(own, len(own)) for own in tasks]))
     return str(path)
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rrfp_jax.core import orders, policies
+from rrfp_jax.core import order_csv, orders, policies
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.errors import ConfigError
 from tests.runtime import toys
@@ -30,7 +30,7 @@ def policy_of(tmp_path):
             forwards = [[t for t in o if t.kind == "F"] for o in orders.gpipe(graph)]
             hint = str(tmp_path / "order.csv")
             (tmp_path / "order.csv").write_text(
-                orders.to_csv(
+                order_csv.to_csv(
                     [
                         sorted(f, key=lambda t: (-t.microbatch, t.stage))
                         + sorted(b, key=lambda t: (t.microbatch, -t.stage))

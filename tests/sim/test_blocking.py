@@ -154,9 +154,9 @@ def test_a_transfer_begins_after_its_source_and_ends_before_its_target(case):
 @settings(derandomize=True, deadline=None, max_examples=50)
 def test_durations_are_those_of_the_table(case):
     """Each task and each transfer takes exactly its time, on both machines."""
-    table = case.costs()
+    table = costs.applied_to(case.costs(), case.graph)
     for make in (machine.Overlapped, machine.Blocking):
-        trace = simulator.drive(case.dispatchers(), make(case.graph, table))
+        trace = simulator.drive(case.dispatchers(), make(case.graph, case.costs()))
         for span in trace.spans:
             assert span.end_s - span.start_s == table.compute_s(span.task)
         for moved in trace.transfers:

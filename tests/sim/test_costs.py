@@ -173,7 +173,7 @@ def test_kinds_and_stages_have_averages_of_their_own():
 
 @pytest.mark.parametrize("cv", [0.1, 0.5, 1.0])
 def test_lognormal_compute_has_mean_one_and_the_asked_variation(cv):
-    table = costs.with_lognormal(costs.constant(LONG, 2.0, 2.0), cv, seed=0)
+    table = costs.with_lognormal(costs.constant(LONG, 2.0, 2.0, 0, 2.0), cv, seed=0)
     for kind in Kind:
         found = durations(table, kind)
         mean = statistics.mean(found)

@@ -47,7 +47,7 @@ def test_only_tasks_that_exist_need_a_line():
 @pytest.mark.parametrize(
     "line",
     [
-        "W,0,,*,1",  # no such kind
+        "X,0,,*,1",  # no such kind
         "F,7,,*,1",  # no such stage
         "F,x,,*,1",
         "F,1,0,*,1",  # the activation goes the other way
@@ -62,7 +62,7 @@ def test_only_tasks_that_exist_need_a_line():
 def test_a_wrong_line_is_refused_with_its_number_and_the_columns(line):
     with pytest.raises(ConfigError, match=r"bad.csv, line 8") as caught:
         read(GOOD + line + "\n")
-    assert "Columns: kind (F, B), stage, to (empty for a task)" in str(caught.value)
+    assert "Columns: kind (F, B, W), stage, to (empty for a task)" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "kind,stage,to,microbatch,seconds\n"])

@@ -103,8 +103,8 @@ def test_a_rank_that_waits_to_send_holds_nothing_back():
 @laws
 def test_the_causes_of_a_rank_sum_to_its_idle_time(case, name):
     """Exactly: the durations are multiples of 0.5."""
-    table = case.costs()
-    made = MACHINES[name](case.graph, table)
+    table = costs.applied_to(case.costs(), case.graph)
+    made = MACHINES[name](case.graph, case.costs())
     trace = simulator.drive(case.dispatchers(), made)
     found = report.report(trace, blocking=name == "blocking")
     for busy_s, bubble in zip(found.busy_s, found.bubbles, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rrfp_jax import config_border
-from rrfp_jax.core import graph, orders
+from rrfp_jax.core import graph, order_csv
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.data.microbatch import Microbatch
 from rrfp_jax.runtime.pipeline import Pipeline, Result
@@ -161,7 +161,7 @@ def shuffled_hint(of: graph.PipelineGraph, folder: pathlib.Path, seed: int) -> P
     rng = random.Random(seed)
     mixed = [rng.sample(of.tasks(rank), of.num_tasks(rank)) for rank in range(4)]
     path = folder / f"hint_{seed}.csv"
-    path.write_text(orders.to_csv(mixed))
+    path.write_text(order_csv.to_csv(mixed))
     return Policy(hint=str(path))
 
 

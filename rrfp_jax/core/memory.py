@@ -1,0 +1,230 @@
+"""Residual bytes: how many each task keeps, and the rule that bounds them on a rank.
+
+F keeps what its B will need; B keeps what its W will need of that, and of its own. Both
+are counted in launch order: a task's residuals are live from its launch to the launch
+of the task that uses them, as the host holds them.
+
+The rule. Let a microbatch's *rest* be what it may still add to its own bytes here, at
+the worst. A launch is admitted only if afterwards the rank is *safe*: all unfinished
+microbatches up to the last that has begun can be completed in ascending order within
+the limit. That is, the rest of the first fits into what is free; the rest of the second
+into that and what the first gives back; and so on. (This is Dijkstra's banker, EWD 623,
+with the order of completion known.) It is what lets a rank with several stages lend the
+bytes that a microbatch will need for its later chunks to others meanwhile.
+
+Why it never stalls: before the lowest microbatch with a forward or backward left, all
+have only weight gradients left, which free bytes. Once they are run, its rest fits, and
+its next task leads from a safe state to a safe one. Why it is never exceeded: a safe
+state is within the limit. The limit must hold each microbatch alone; the smallest that
+does is `smallest_limit`.
+
+Among tasks that do not fit, the rule looks at the first of each stage in the hint's
+order and at the lowest microbatch: a small microbatch does not slip past a large one,
+which would otherwise starve.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+from rrfp_jax.core.back_pressure import Progress
+from rrfp_jax.core.graph import Node, PipelineGraph
+from rrfp_jax.core.task import Kind, Task
+from rrfp_jax.errors import ConfigError
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """The bytes that each forward and each backward of a step keeps.
+
+    Attributes:
+      num_bytes: (F, stage) -> what F keeps for B, (B, stage) -> what B keeps for W; by
+        microbatch. Zero where there is no B, or no W.
+    """
+
+    num_bytes: Mapping[Node, tuple[int, ...]]
+
+    def added(self, task: Task) -> int:
+        """Returns by how much the launch of `task` changes the bytes of its rank."""
+        kind, stage, j = task
+        match kind:
+            case Kind.F:
+                return self.num_bytes[Kind.F, stage][j]
+            case Kind.B:
+                kept = self.num_bytes[Kind.B, stage][j]
+                return kept - self.num_bytes[Kind.F, stage][j]
+            case Kind.W:
+                return -self.num_bytes[Kind.B, stage][j]
+
+    def most(self, stage: int, microbatch: int) -> int:
+        """Returns the most bytes that a microbatch holds for a stage."""
+        forward = self.num_bytes[Kind.F, stage][microbatch]
+        return max(forward, self.num_bytes[Kind.B, stage][microbatch])
+
+
+def constant(
+    graph: PipelineGraph, forward: int, weight_fraction: float = 1.0
+) -> Residuals:
+    """Returns residuals that are the same for all microbatches and stages.
+
+    Args:
+      graph: whose tasks they belong to.
+      forward: bytes that a forward keeps.
+      weight_fraction: how much of it a W needs; what B keeps is that part.
+    """
+    num_bytes: dict[Node, tuple[int, ...]] = {}
+    for s in range(graph.num_stages):
+        routes = [graph.route(j) for j in range(graph.num_microbatches)]
+        num_bytes[Kind.F, s] = tuple(forward * r.has_backward[s] for r in routes)
+        num_bytes[Kind.B, s] = tuple(
+            round(forward * weight_fraction) * r.has_weight[s] for r in routes
+        )
+    return Residuals(num_bytes)
+
+
+def smallest_limit(graph: PipelineGraph, residuals: Residuals) -> tuple[int, int]:
+    """Returns the smallest limit under which every rank finishes, and a rank for which
+    nothing less will do.
+    """
+    return max(
+        (
+            sum(residuals.most(s, j) for s in stages if graph.route(j).has_backward[s]),
+            rank,
+        )
+        for rank, stages in enumerate(graph.stages_of)
+        for j in range(graph.num_microbatches)
+    )
+
+
+def check_limit(graph: PipelineGraph, residuals: Residuals, limit: int) -> None:
+    """Checks that a limit in bytes lets every microbatch through.
+
+    Raises:
+      ConfigError: it does not; names the smallest that does.
+    """
+    smallest, rank = smallest_limit(graph, residuals)
+    if limit < smallest:
+        raise ConfigError(
+            f"pipeline.memory_limit_gb={limit / GIB:.6g} cannot hold the residuals of "
+            f"one microbatch on rank {rank}, {smallest / GIB:.6g} GiB.\n"
+            f"  Set --config.pipeline.memory_limit_gb to {_round_up(smallest / GIB)} "
+            "or more, or make microbatches smaller."
+        )
+
+
+def check_orders(
+    what: str, orders: Sequence[Sequence[Task]], residuals: Residuals, limit: int
+) -> None:
+    """Checks that fixed orders stay within a limit in bytes.
+
+    Raises:
+      ConfigError: they do not; names the smallest limit that holds them.
+    """
+    peaks = [
+        max(itertools.accumulate(map(residuals.added, order)), default=0)
+        for order in orders
+    ]
+    peak = max(peaks)
+    if peak > limit:
+        raise ConfigError(
+            f"{what} keeps {peak / GIB:.6g} GiB of residuals on rank "
+            f"{peaks.index(peak)}, more than pipeline.memory_limit_gb="
+            f"{limit / GIB:.6g}.\n"
+            f"  Set --config.pipeline.memory_limit_gb to {_round_up(peak / GIB)} or "
+            "more, or use --config.pipeline.order=readiness."
+        )
+
+
+def _round_up(number: float) -> str:
+    """Returns six digits that are not below `number`."""
+    text = f"{number:.6g}"
+    return text if float(text) >= number else f"{float(text) * (1 + 1e-5):.6g}"
+
+
+class ResidualBytes:
+    """Bounds the residual bytes of a rank, exactly.
+
+    Args:
+      progress: of the rank.
+      limit: in bytes; `check_limit` has passed it.
+      graph: the step.
+      rank: which one.
+      residuals: of the step's tasks.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        limit: int,
+        graph: PipelineGraph,
+        rank: int,
+        residuals: Residuals,
+    ) -> None:
+        self._progress = progress
+        self._limit = limit
+        self._residuals = residuals
+        self._num_bytes = 0
+        self._left: dict[int, int] = {}  # tasks of each unfinished microbatch
+        # Of each unfinished microbatch: bytes held, and the most it may yet add.
+        self._held: dict[int, int] = {}
+        self._rest: dict[int, int] = {}
+        for j in range(graph.num_microbatches):
+            route = graph.route(j)
+            if count := route.num_tasks[rank]:
+                self._left[j] = count
+                self._held[j] = 0
+                self._rest[j] = sum(residuals.most(s, j) for s in graph.stages_of[rank])
+        self._last_begun = -1
+        # What is free beyond the largest rest of all needs no further look.
+        self._enough = max(self._rest.values(), default=0)
+
+    def __str__(self) -> str:
+        return f"memory_limit_gb={self._limit / GIB:.6g}"
+
+    def admits(self, task: Task) -> bool:
+        """Whether the rank is safe after the launch of `task`."""
+        added = self._residuals.added(task)
+        if added <= 0:
+            return True
+        free = self._limit - self._num_bytes - added
+        j = task.microbatch
+        if free < 0 or j == self._progress.lowest:
+            return free >= 0
+        last = max(j, self._last_begun)
+        for k, rest in self._rest.items():  # ascending, finished ones are gone
+            if k > last or free >= self._enough:
+                break
+            held = self._held[k]
+            if k == j:
+                rest -= self._spent(task)
+                held += added
+            if rest > free:
+                return False
+            free += held
+        return True
+
+    def launched(self, task: Task) -> None:
+        """Moves the bytes of `task`."""
+        j = task.microbatch
+        added = self._residuals.added(task)
+        self._num_bytes += added
+        self._held[j] += added
+        self._rest[j] -= self._spent(task)
+        self._last_begun = max(j, self._last_begun)
+        self._left[j] -= 1
+        if not self._left[j]:
+            del self._left[j], self._held[j], self._rest[j]
+
+    def _spent(self, task: Task) -> int:
+        """How much of the rest of its microbatch `task` uses up, or gives up."""
+        kind, stage, j = task
+        forward = self._residuals.num_bytes[Kind.F, stage][j]
+        match kind:
+            case Kind.F:
+                return forward
+            case Kind.B:
+                return self._residuals.most(stage, j) - forward
+            case Kind.W:
+                return 0
