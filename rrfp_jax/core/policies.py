@@ -168,6 +168,15 @@ def dispatchers(
     ]
 
 
+def check(graph: PipelineGraph, policy: Policy) -> None:
+    """Checks all but a limit in bytes, for which one must know what tasks keep.
+
+    Raises:
+      ConfigError: the hint or order does not fit the graph.
+    """
+    dispatchers(graph, dataclasses.replace(policy, memory_limit_gb=0.0))
+
+
 def fixed_orders(graph: PipelineGraph, policy: Policy) -> list[Order]:
     """Returns the order of each rank that `policy.hint` names, 1F1B for a rule.
 

@@ -11,7 +11,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
-from rrfp_jax.core.graph import PipelineGraph, Route
+from rrfp_jax.core.graph import Node, PipelineGraph, Route
+from rrfp_jax.core.memory import Residuals
+from rrfp_jax.core.task import Kind
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime.parameters import Parameters
 from rrfp_jax.runtime.placing import RankMesh
@@ -24,12 +26,13 @@ Report = Callable[[], None]  # called for each program that was compiled
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class Look:
     """What a microbatch looks like to the programs."""
 
     skipped: frozenset[int]
     feeds: tuple[Layout, ...]
     has_backward: tuple[bool, ...]
+    has_weight: tuple[bool, ...]
 
 
 class Compiler:
@@ -52,7 +55,7 @@ class Compiler:
         self._ranks = ranks
         self._traced: dict[tuple[int, Signature], Traced] = {}
         self._programs: dict[tuple[int, Signature], StagePrograms] = {}
-        self._plans: dict[Kind, Plan] = {}
+        self._plans: dict[Look, Plan] = {}
         self.is_sealed = False  # whether a new kind is an error
 
     @property
@@ -91,7 +94,26 @@ class Compiler:
             keys += [key for key in self._trace(graph, kind, route) if key]
         return [key for key in dict.fromkeys(keys) if key not in self._programs]
 
-    def _new(self, graph: PipelineGraph, kinds: Sequence[Kind]) -> dict[Kind, Route]:
+    def least_residuals(
+        self, graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]
+    ) -> Residuals:
+        """Returns, without compiling, the least that each task can keep on a device.
+
+        Exact for F on ranks of one device; what B keeps for W is counted as nothing.
+        """
+        kinds = _kinds(graph, feeds)
+        keys = {k: self._trace(graph, k, graph.route(j)) for j, k in enumerate(kinds)}
+
+        def of(microbatch: int, stage: int) -> tuple[int, int]:
+            key = keys[kinds[microbatch]][stage]
+            if key is None:
+                return 0, 0
+            num_devices = self._ranks[graph.placement[stage]].mesh.size
+            return self._traced[key].num_saved_bytes // num_devices, 0
+
+        return _table(graph, of)
+
+    def _new(self, graph: PipelineGraph, kinds: Sequence[Look]) -> dict[Look, Route]:
         return {
             kind: graph.route(j)
             for j, kind in enumerate(kinds)
@@ -99,7 +121,7 @@ class Compiler:
         }
 
     def _compile(
-        self, graph: PipelineGraph, new: dict[Kind, Route], report: Report
+        self, graph: PipelineGraph, new: dict[Look, Route], report: Report
     ) -> None:
         if self.is_sealed:
             feeds = [f.unflatten(f.avals) for f in next(iter(new)).feeds]
@@ -126,7 +148,7 @@ class Compiler:
             self._plans[kind] = tuple(key and self._programs[key] for key in keys)
 
     def _trace(
-        self, graph: PipelineGraph, kind: Kind, route: Route
+        self, graph: PipelineGraph, kind: Look, route: Route
     ) -> list[tuple[int, Signature] | None]:
         """Returns the signature of each stage, tracing what is new."""
         outputs: dict[int, Layout] = {}
@@ -146,6 +168,7 @@ class Compiler:
                 num_targets=len(route.targets[s]) if backward else 0,
                 feed=kind.feeds[s],
                 has_backward=backward,
+                is_split=route.has_weight[s],
                 is_loss=s == graph.loss_stage,
             )
             key = (s, signature)
@@ -168,12 +191,38 @@ class Compiler:
         )
 
 
-def _kinds(graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]) -> list[Kind]:
+def residuals(graph: PipelineGraph, plans: Sequence[Plan]) -> Residuals:
+    """Returns what each task of a step keeps on each device of its rank."""
+
+    def of(microbatch: int, stage: int) -> tuple[int, int]:
+        programs = plans[microbatch][stage]
+        if programs is None:
+            return 0, 0
+        return programs.saved.num_bytes, programs.kept.num_bytes
+
+    return _table(graph, of)
+
+
+def _table(
+    graph: PipelineGraph, of: Callable[[int, int], tuple[int, int]]
+) -> Residuals:
+    """Tabulates the bytes that (microbatch, stage) keeps after F and after B."""
+    num_bytes: dict[Node, tuple[int, ...]] = {}
+    for s in range(graph.num_stages):
+        pairs = [of(j, s) for j in range(graph.num_microbatches)]
+        num_bytes[Kind.F, s] = tuple(forward for forward, _ in pairs)
+        num_bytes[Kind.B, s] = tuple(backward for _, backward in pairs)
+    return Residuals(num_bytes)
+
+
+def _kinds(graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]) -> list[Look]:
     kinds = []
     for j, layouts in enumerate(feeds):
         route = graph.route(j)
         skipped = frozenset(range(graph.num_stages)) - set(route.stages)
-        kinds.append(Kind(skipped, tuple(layouts), route.has_backward))
+        kinds.append(
+            Look(skipped, tuple(layouts), route.has_backward, route.has_weight)
+        )
     return kinds
 
 

@@ -6,9 +6,9 @@ together with its launch, and polls for what has finished and arrived. Nothing h
 decides anything.
 
 Ownership: a payload is held from its arrival to the launch that uses it; residuals from
-the forward to the launch of the backward; accumulators are donated from one backward to
-the next. So what a step holds at most is in-flight microbatches times their residuals,
-beside parameters and one accumulator per trained parameter.
+the launch that makes them to the launch that uses them; accumulators are donated from
+one launch to the next. So what a step holds at most is in-flight microbatches times
+their residuals, beside parameters and one accumulator per trained parameter.
 """
 
 import dataclasses
@@ -83,10 +83,15 @@ class Executor:
         self._devices = devices
         # Task -> payloads of its inputs that are here, by the stage they come from.
         self._inbox: dict[Task, dict[int, Arrays]] = {}
-        # (stage, microbatch) -> what its backward needs of its forward.
+        # (stage, microbatch) -> what its B needs of its F, then its W of its B.
         self._saved: dict[tuple[int, int], Arrays] = {}
         # Outputs of the task launched last, by receiving stage.
         self._outgoing: dict[int, Arrays] = {}
+        self._run = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.W: self._weight,
+        }
 
     def run(self) -> Trace:
         """Runs the step to its end; returns when every task has finished.
@@ -117,9 +122,8 @@ class Executor:
                 self._send(Message(*instruction))
 
     def _launch(self, task: Task) -> None:
-        run = self._forward if task.kind is Kind.F else self._backward
         try:
-            flag = run(task)
+            flag = self._run[task.kind](task)
         except Exception as error:
             error.add_note(
                 f"while launching {task} on rank {self._graph.rank_of(task)}"
@@ -164,7 +168,7 @@ class Executor:
         outputs, kept, flag = programs.forward(step.params[stage], rest)
         if programs.backward is not None:
             pool = [*rest, *outputs, *kept]
-            self._saved[stage, j] = [pool[i] for i in programs.saved]
+            self._saved[stage, j] = programs.saved.of(pool)
         if stage == self._graph.loss_stage:
             step.outputs[j] = outputs
         self._outgoing = dict.fromkeys(route.targets[stage], outputs)
@@ -179,12 +183,29 @@ class Executor:
         cotangents: Any = self._payloads(task, route.targets[stage])
         if stage == self._graph.loss_stage:
             cotangents = [[step.scale]]
-        step.accumulators[stage], onward, flag = programs.backward(
+        params, saved = step.params[stage], self._saved.pop((stage, j))
+        if programs.weight is None:
+            step.accumulators[stage], onward, flag = programs.backward(
+                step.accumulators[stage], params, saved, cotangents
+            )
+        else:
+            onward, crossing, flag = programs.backward(params, saved, cotangents)
+            pool = [*saved, *(x for each in cotangents for x in each), *crossing]
+            self._saved[stage, j] = programs.kept.of(pool)
+        sources = [u for u in route.sources[stage] if route.has_backward[u]]
+        self._outgoing = dict(zip(sources, onward, strict=True))
+        return flag
+
+    def _weight(self, task: Task) -> Flag:
+        _, stage, j = task
+        step = self._step
+        programs = step.programs[j][stage]
+        assert programs is not None
+        assert programs.weight is not None
+        step.accumulators[stage], flag = programs.weight(
             step.accumulators[stage],
             step.params[stage],
             self._saved.pop((stage, j)),
-            cotangents,
         )
-        sources = [u for u in route.sources[stage] if route.has_backward[u]]
-        self._outgoing = dict(zip(sources, onward, strict=True))
+        self._outgoing = {}
         return flag

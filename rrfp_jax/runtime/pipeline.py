@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from rrfp_jax.core import memory, policies
 from rrfp_jax.core import placement as placement_lib
-from rrfp_jax.core import policies
 from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace
@@ -144,6 +144,8 @@ class Pipeline:
             placement=self._placement,
             skipped=frozenset((s, j) for j, each in enumerate(skipped) for s in each),
             frozen=frozenset(frozen if backward else range(len(self._stages))),
+            is_split=backward and self.policy.is_split,
+            in_order=backward and self.policy.deterministic,
         )
 
     def place(self, params: Sequence[Tree]) -> list[Tree]:
@@ -164,6 +166,7 @@ class Pipeline:
           report: is called for each program that was compiled.
         """
         graph, feeds = self._prepare(microbatches, backward)
+        self._check_memory(graph, feeds)
         self.compiler.plans(graph, _layouts(feeds), report)
         if backward:
             self._compile_rest()
@@ -181,7 +184,19 @@ class Pipeline:
         Raises:
           ConfigError: it does not.
         """
-        policies.dispatchers(self.graph([()] * num_microbatches), self.policy)
+        policies.check(self.graph([()] * num_microbatches), self.policy)
+
+    def check_memory(self, microbatches: Sequence[Tree]) -> None:
+        """Checks that the limit in bytes can hold each of these microbatches.
+
+        Traces the stages, but compiles nothing. On ranks of several devices the bytes
+        of each are known only when the programs are compiled; until then, this checks
+        the least that they can be.
+
+        Raises:
+          ConfigError: it cannot.
+        """
+        self._check_memory(*self._prepare(microbatches, backward=True))
 
     def loss_and_grad(
         self, params: Sequence[Tree], microbatches: Sequence[Tree], scale: float = 1.0
@@ -206,13 +221,17 @@ class Pipeline:
         """Runs one step; compiles first what was not compiled before.
 
         Raises:
-          ConfigError: the policy does not fit this step's graph, or a microbatch is of
-            a shape that was not declared before the compiler was sealed.
+          ConfigError: the policy does not fit this step's graph, a microbatch is of a
+            shape that was not declared before the compiler was sealed, or the limit in
+            bytes does not hold it.
         """
         graph, feeds = self._prepare(microbatches, backward)
-        dispatchers = policies.dispatchers(graph, self.policy)
+        policies.check(graph, self.policy)
+        self._check_memory(graph, feeds)
         leaves = self.parameters.leaves(params)
         plans = self.compiler.plans(graph, _layouts(feeds))
+        residuals = compiler.residuals(graph, plans)
+        dispatchers = policies.dispatchers(graph, self.policy, residuals)
         if backward:
             self._compile_rest()
         loss_rank = self.ranks[graph.placement[graph.loss_stage]]
@@ -226,6 +245,7 @@ class Pipeline:
         )
         transport = InProcess()
         devices = self._devices(graph, transport)
+        devices.trace.residuals = residuals
         trace = Executor(step, self.ranks, dispatchers, transport, devices).run()
         return self._result(step, plans, scale, trace)
 
@@ -241,6 +261,14 @@ class Pipeline:
             for j, m in enumerate(microbatches)
         ]
         return graph, feeds
+
+    def _check_memory(
+        self, graph: PipelineGraph, feeds: Sequence[Sequence[tuple[list[Any], Layout]]]
+    ) -> None:
+        limit = self.policy.memory_limit_bytes
+        if limit:
+            least = self.compiler.least_residuals(graph, _layouts(feeds))
+            memory.check_limit(graph, least, limit)
 
     def _devices(self, graph: PipelineGraph, transport: InProcess) -> Devices:
         if self.emulation is None:

@@ -7,7 +7,6 @@ import jax
 from jax.extend import core as jex
 
 from rrfp_jax.runtime.slicing_facts import (
-    Analysis,
     Kind,
     bodies,
     close,
@@ -15,7 +14,7 @@ from rrfp_jax.runtime.slicing_facts import (
     is_shape_only,
     variables,
 )
-from rrfp_jax.runtime.slicing_reach import Reach
+from rrfp_jax.runtime.slicing_reach import Reach, nothing
 
 # The equation of each half, and the values that cross: made by the one, read by the
 # other.
@@ -75,23 +74,15 @@ class Cut:
         analysis = self._has.analysis
         match analysis.kind(eqn):
             case Kind.SCAN:
-                return _Scan(eqn, *self._inner(i, eqn)).cut(there, here)
+                (has,) = self._has.inner.get(i) or nothing(eqn, analysis)
+                return _Scan(eqn, has).cut(there, here)
             case Kind.COND:
-                return _cut_cond(eqn, self._inner(i, eqn), there, here)
+                all_have = self._has.inner.get(i) or nothing(eqn, analysis)
+                return _cut_cond(eqn, all_have, there, here)
             case Kind.BARRIER:
                 return _some(eqn, there), _some(eqn, here), []
         first = eqn if there or eqn.effects else None
         return first, eqn if here else None, []
-
-    def _inner(self, i: int, eqn: jex.JaxprEqn) -> tuple[Reach, ...]:
-        """Returns what the first half computes inside `eqn`, which may be nothing."""
-        if i in self._has.inner:
-            return self._has.inner[i]
-        paired = zip(bodies(eqn), self._has.analysis.inside(eqn), strict=True)
-        return tuple(
-            Reach(Analysis(closed.jaxpr, facts), set(), set(), (), {})
-            for closed, facts in paired
-        )
 
 
 def _some(eqn: jex.JaxprEqn, at: Sequence[int]) -> jex.JaxprEqn | None:

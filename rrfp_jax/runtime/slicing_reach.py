@@ -56,6 +56,15 @@ def reach(jaxpr: jex.Jaxpr, facts: Facts, wanted: Sequence[Any]) -> Reach:
     return Reach(analysis, have, need & inputs, (), inner)
 
 
+def nothing(eqn: jex.JaxprEqn, analysis: Analysis) -> tuple[Reach, ...]:
+    """Returns what the first half computes inside an equation that it does without."""
+    paired = zip(bodies(eqn), analysis.inside(eqn), strict=True)
+    return tuple(
+        Reach(Analysis(closed.jaxpr, facts), set(), set(), (), {})
+        for closed, facts in paired
+    )
+
+
 def _reach_scan(eqn: jex.JaxprEqn, analysis: Analysis, outs: Sequence[int]) -> Reach:
     """Finds the carries that the first half needs, and what its body computes."""
     start, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]

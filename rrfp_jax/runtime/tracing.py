@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex
 
 from rrfp_jax.errors import ConfigError
@@ -36,6 +37,7 @@ class Signature:
       num_targets: out-edges along which a cotangent comes back.
       feed: layout of the microbatch's feed.
       has_backward: whether anything will be differentiated.
+      is_split: whether the backward is split; only of stages that have a W.
       is_loss: whether this is the last stage.
     """
 
@@ -45,6 +47,7 @@ class Signature:
     num_targets: int
     feed: Layout
     has_backward: bool
+    is_split: bool
     is_loss: bool
 
     @property
@@ -73,12 +76,13 @@ class Traced:
     Attributes:
       output: layout of the payload, or of (loss, auxiliary outputs).
       forward: (params, rest) -> (outputs, kept). `rest` is inputs, then feed.
-      backward: (accumulators, params, saved, cotangents) -> (accumulators, cotangents
-        for each wanted source, everything that was added or is sent). None where there
-        is none. The cotangents given are one list for each out-edge; for the loss
-        stage, one list with its scale.
+      backward: (params, saved, cotangents) -> (gradients of the trained parameters,
+        cotangents for each wanted source). None where there is none. The cotangents
+        given are one list for each out-edge; for the loss stage, one list with its
+        scale.
       saved: which arrays to keep for the backward: positions in the concatenation of
         `rest`, outputs and kept.
+      saved_avals: shapes and dtypes of those.
       trained: positions of the trained parameters.
     """
 
@@ -86,7 +90,20 @@ class Traced:
     forward: Callable[..., Any]
     backward: Callable[..., Any] | None
     saved: tuple[int, ...]
+    saved_avals: tuple[jax.ShapeDtypeStruct, ...]
     trained: tuple[int, ...]
+
+    @property
+    def num_saved_bytes(self) -> int:
+        """Bytes of what is kept for the backward, on all devices together."""
+        return sum(aval.size * aval.dtype.itemsize for aval in self.saved_avals)
+
+    def cotangent_avals(self, signature: Signature) -> list[list[jax.ShapeDtypeStruct]]:
+        """Returns what the backward is given: one list for each out-edge."""
+        if signature.is_loss:
+            return [[jax.ShapeDtypeStruct((), jnp.float32)]]
+        one = [aval for aval in self.output.avals if is_inexact(aval)]
+        return [one] * signature.num_targets
 
 
 def trace_stage(stage: Stage, signature: Signature, trained: Sequence[bool]) -> Traced:
@@ -117,7 +134,7 @@ def trace_stage(stage: Stage, signature: Signature, trained: Sequence[bool]) -> 
         def forward(params: Arrays, rest: Arrays) -> tuple[list[Any], list[Any]]:
             return inlined(*params, *rest), []
 
-        return Traced(output, forward, None, (), trained_at)
+        return Traced(output, forward, None, (), (), trained_at)
     wanted_at = _wanted(signature)
     split = _Residuals.find(
         plain, signature, output, (*trained_at, *sum(wanted_at, ()))
@@ -128,8 +145,15 @@ def trace_stage(stage: Stage, signature: Signature, trained: Sequence[bool]) -> 
         split.forward(),
         split.backward(counts),
         split.saved,
+        split.saved_avals(signature),
         trained_at,
     )
+
+
+def grouped(values: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
+    """Cuts `values` into lists of these lengths."""
+    rest = iter(values)
+    return [[next(rest) for _ in range(count)] for count in counts]
 
 
 def _with_loss(out: Tree) -> tuple[jax.Array, Tree]:
@@ -213,6 +237,15 @@ class _Residuals:
             signature.is_loss,
         )
 
+    def saved_avals(self, signature: Signature) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Returns shapes and dtypes of what is kept for the backward."""
+        rest = signature.avals[len(signature.params.avals) :]
+        outputs = self.closed.jaxpr.outvars[: self.num_outputs]
+        pool = [*rest, *(var.aval for var in [*outputs, *self.kept])]
+        return tuple(
+            jax.ShapeDtypeStruct(pool[i].shape, pool[i].dtype) for i in self.saved
+        )
+
     def forward(self) -> Callable[..., Any]:
         """Returns (params, rest) -> (outputs, kept)."""
         outvars = [*self.closed.jaxpr.outvars[: self.num_outputs], *self.kept]
@@ -227,15 +260,16 @@ class _Residuals:
         return forward
 
     def backward(self, counts: Sequence[int]) -> Callable[..., Any]:
-        """Returns (accumulators, params, saved, cotangents) -> (accumulators, ...)."""
+        """Returns (params, saved, cotangents) -> (gradients, onward cotangents).
+
+        Args:
+          counts: of the gradients, then of the cotangents for each wanted source.
+        """
         again = jex.jaxpr_as_fun(self.again)
 
         def backward(
-            accumulators: Arrays,
-            params: Arrays,
-            saved: Arrays,
-            cotangents: Sequence[Arrays],
-        ) -> tuple[list[Any], list[list[Any]], list[Any]]:
+            params: Arrays, saved: Arrays, cotangents: Sequence[Arrays]
+        ) -> tuple[list[Any], list[list[Any]]]:
             recomputed = again(*params) if self.again.jaxpr.outvars else []
             places = {"saved": saved, "again": recomputed}
             leaves = [
@@ -245,16 +279,9 @@ class _Residuals:
             given = [self._total(each) for each in zip(*cotangents, strict=True)]
             if self.is_loss:
                 given = [given[0].astype(self.closed.jaxpr.outvars[0].aval.dtype)]
-            (grads,) = pullback(given)
-            groups, at = [], 0
-            for count in counts:
-                groups.append(list(grads[at : at + count]))
-                at += count
-            summed = [
-                total + grad.astype(total.dtype)
-                for total, grad in zip(accumulators, groups[0], strict=True)
-            ]
-            return summed, groups[1:], list(grads)
+            (found,) = pullback(given)
+            grads, *onward = grouped(found, counts)
+            return grads, onward
 
         return backward
 

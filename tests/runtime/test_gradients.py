@@ -6,12 +6,15 @@ import pytest
 
 from rrfp_jax.core import order_csv, orders, policies
 from rrfp_jax.core.policies import Policy
+from rrfp_jax.core.task import Kind
 from rrfp_jax.errors import ConfigError
 from tests.runtime import toys
 
 COUNT = 4
 # Where several stages share a rank other than round-robin, and 1F1B does not exist.
 WITHOUT_1F1B = ("two_stages_a_rank", "v_shaped", "tower_on_ranks_of_another")
+WITHOUT_ZB_H = (*WITHOUT_1F1B, "interleaved")
+WITH_A_V = ("v_shaped",)
 HINTS = (*policies.RULES, *policies.ORDERS, "csv")
 CHOICES = [
     *itertools.product(HINTS, ["readiness"], policies.PRESSURES),
@@ -43,10 +46,18 @@ def policy_of(tmp_path):
     return make
 
 
-def needs_1f1b(hint, order):
-    return hint in ("1f1b", "deep_1f1b") or (
-        hint in policies.RULES and order != "readiness"
-    )
+def is_defined(name, hint, order):
+    """Whether the order that the hint names exists for a topology."""
+    if hint in policies.RULES and order != "readiness":
+        hint = "1f1b"
+    match hint:
+        case "1f1b" | "deep_1f1b" | "eager_1f1b":
+            return name not in WITHOUT_1F1B
+        case "zb_h1" | "zb_h2":
+            return name not in WITHOUT_ZB_H
+        case "zb_v" | "v_half":
+            return name in WITH_A_V
+    return True
 
 
 @pytest.mark.parametrize(
@@ -59,23 +70,47 @@ def test_loss_and_gradients_are_those_of_one_process(
     pipeline, params = toys.compiled(name), toys.TOYS[name].params()
     pipeline.policy = policy_of(name, hint, order=order, back_pressure=pressure)
     microbatches = toys.microbatches_of(COUNT)
-    if name in WITHOUT_1F1B and needs_1f1b(hint, order):
-        with pytest.raises(ConfigError, match="1f1b is not defined for placement"):
+    if not is_defined(name, hint, order):
+        with pytest.raises(ConfigError, match="is not defined for placement"):
             pipeline.run(params, microbatches)
         return
     loss, grads = pipeline.loss_and_grad(params, microbatches, scale=0.25)
     toys.assert_close((loss, list(grads)), toys.expected(name, COUNT, 0.25))
 
 
+@pytest.mark.parametrize("fields", [{"split": "always"}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    ("hint", "order"), [("bf", "readiness"), ("gpipe", "fixed"), ("csv", "fixed")]
+)
+@pytest.mark.parametrize("name", toys.TOYS)
+def test_a_split_backward_gives_the_same_gradients_under_any_hint(
+    name, hint, order, fields, policy_of
+):
+    pipeline, params = toys.compiled(name), toys.TOYS[name].params()
+    pipeline.policy = policy_of(name, hint, order=order, **fields)
+    result = pipeline.run(params, toys.microbatches_of(COUNT), scale=0.25)
+    found = (result.loss, list(result.grads))
+    toys.assert_close(found, toys.expected(name, COUNT, 0.25))
+    kinds = [span.task.kind for span in result.trace.spans]
+    assert kinds.count(Kind.W) == COUNT * len(params)
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("pressure", policies.PRESSURES)
 @pytest.mark.parametrize("launch_ahead", [1, 3])
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
 @pytest.mark.parametrize("name", toys.TOYS)
 def test_limits_and_launch_ahead_do_not_change_the_gradients(
-    name, limit, pressure, launch_ahead
+    name, hint, limit, pressure, launch_ahead
 ):
     pipeline = toys.compiled(name)
-    pipeline.policy = Policy("bf", "readiness", limit, pressure, 2.0, launch_ahead)
+    pipeline.policy = Policy(
+        hint,
+        in_flight_limit=limit,
+        weight_limit=limit,
+        back_pressure=pressure,
+        launch_ahead=launch_ahead,
+    )
     loss, grads = pipeline.loss_and_grad(
         toys.TOYS[name].params(), toys.microbatches_of(COUNT), scale=0.25
     )

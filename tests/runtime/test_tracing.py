@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rrfp_jax import Stage
 from rrfp_jax.errors import ConfigError
+from rrfp_jax.runtime.split import split
 from rrfp_jax.runtime.stage import flatten
 from rrfp_jax.runtime.tracing import Signature, trace_stage
 from tests.runtime import toys
@@ -29,7 +30,14 @@ class Program:
         self.rest = [*flatten(x)[0], *flatten(feed)[0]]
         self.x = x
         self._signature = Signature(
-            layout, (flatten(x)[1],), (True,), 1, flatten(feed)[1], True, is_loss
+            params=layout,
+            sources=(flatten(x)[1],),
+            wants_cotangent=(True,),
+            num_targets=1,
+            feed=flatten(feed)[1],
+            has_backward=True,
+            is_split=False,
+            is_loss=is_loss,
         )
         self.traced = trace_stage(stage, self._signature, stage.trained(params))
 
@@ -48,15 +56,32 @@ class Program:
         pool = [*self.rest, *self.results[0], *self.results[1]]
         return [(pool[i].shape, str(pool[i].dtype)) for i in self.traced.saved]
 
+    @property
+    def held(self):
+        """The arrays that are held from forward to backward."""
+        pool = [*self.rest, *self.results[0], *self.results[1]]
+        return [pool[i] for i in self.traced.saved]
+
+    @functools.cached_property
+    def halves(self):
+        return split(self.traced, self._signature)
+
     def backward(self, cotangents):
         """Returns (parameter gradients, input cotangents)."""
-        pool = [*self.rest, *self.results[0], *self.results[1]]
-        held = [pool[i] for i in self.traced.saved]
-        zeros = [jnp.zeros(self.arrays[i].shape) for i in self.traced.trained]
-        summed, onward, _ = jax.jit(self.traced.backward)(
-            zeros, self.arrays, held, [cotangents]
+        run = jax.jit(self.traced.backward)
+        grads, onward = run(self.arrays, self.held, [cotangents])
+        return grads, onward[0]
+
+    def split_backward(self, cotangents):
+        """Returns the same, and the arrays that are held from B to W."""
+        held = self.held
+        onward, crossing = jax.jit(self.halves.backward)(
+            self.arrays, held, [cotangents]
         )
-        return summed, onward[0]
+        pool = [*held, *cotangents, *crossing]
+        kept = [pool[i] for i in self.halves.kept]
+        grads = jax.jit(self.halves.weight)(self.arrays, kept)
+        return (grads, onward[0]), kept
 
     def check(self, relative=1e-5):
         """Asserts forward and backward equal `jax.vjp` of the whole function."""
@@ -67,9 +92,10 @@ class Program:
         given = jax.tree.map(jnp.ones_like, outputs)
         grads, onward = pullback(given)
         found = self.backward(flatten(given)[0])
-        toys.assert_close(
-            found, (jax.tree.leaves(grads), jax.tree.leaves(onward)), relative
-        )
+        expected = (jax.tree.leaves(grads), jax.tree.leaves(onward))
+        toys.assert_close(found, expected, relative)
+        in_two, _ = self.split_backward(flatten(given)[0])
+        toys.assert_close(in_two, expected, relative)
 
 
 def dense(params, x, feed):
