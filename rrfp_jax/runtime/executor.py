@@ -87,11 +87,6 @@ class Executor:
         self._saved: dict[tuple[int, int], Arrays] = {}
         # Outputs of the task launched last, by receiving stage.
         self._outgoing: dict[int, Arrays] = {}
-        self._run = {
-            Kind.F: self._forward,
-            Kind.B: self._backward,
-            Kind.W: self._weight,
-        }
 
     def run(self) -> Trace:
         """Runs the step to its end; returns when every task has finished.
@@ -123,7 +118,7 @@ class Executor:
 
     def _launch(self, task: Task) -> None:
         try:
-            flag = self._run[task.kind](task)
+            flag = self._run(task)
         except Exception as error:
             error.add_note(
                 f"while launching {task} on rank {self._graph.rank_of(task)}"
@@ -137,6 +132,15 @@ class Executor:
             if placement[target] == rank:
                 successor = task._replace(stage=target)
                 self._inbox.setdefault(successor, {})[task.stage] = payload
+
+    def _run(self, task: Task) -> Flag:
+        match task.kind:
+            case Kind.F:
+                return self._forward(task)
+            case Kind.B:
+                return self._backward(task)
+            case Kind.W:
+                return self._weight(task)
 
     def _send(self, message: Message) -> None:
         rank = self._ranks[self._graph.placement[message.to]]

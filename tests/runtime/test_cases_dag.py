@@ -226,13 +226,16 @@ def test_c15_microbatches_without_images_skip_the_tower(trainable, hint, images)
     )
     ran = {span.task for span in result.trace.spans}
     assert {t.microbatch for t in ran if t.stage < 2} == set(images)
-    assert len(ran) == 2 * (2 * 4 + 2 * len(images))
+    kinds = 3 if pipeline.policy.is_split else 2
+    assert len(ran) == kinds * (2 * 4 + 2 * len(images))
     if not images:
         assert not np.any(result.grads[0]["w"])
 
 
-def test_c15_a_frozen_tower_has_no_backward_and_no_gradient(frozen):
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
+def test_c15_a_frozen_tower_has_no_backward_and_no_gradient(frozen, hint):
     pipeline, params = frozen
+    pipeline.policy = Policy(hint)
     microbatches = microbatches_with((0, 2))
     result = pipeline.run(params, microbatches)
     assert result.grads[0] == {"w": None}
@@ -240,17 +243,28 @@ def test_c15_a_frozen_tower_has_no_backward_and_no_gradient(frozen):
     toys.assert_close((result.loss, list(result.grads[1:])), (loss, grads[1:]))
     ran = {span.task for span in result.trace.spans}
     assert {str(t) for t in ran if t.stage == 0} == {"0F0", "0F2"}
-    assert {str(t) for t in ran if t.stage == 1} == {"1F0", "1F2", "1B0", "1B2"}
+    weights = {"1W0", "1W2"} if hint == "bfw" else set()
+    assert {str(t) for t in ran if t.stage == 1} == {
+        "1F0",
+        "1F2",
+        "1B0",
+        "1B2",
+    } | weights
     cotangents = {t.to for t in result.trace.transfers if t.source.kind is Kind.B}
     assert 0 not in cotangents
 
 
-def test_c15_a_frozen_stage_in_between_hands_the_cotangent_on():
-    """Trainable, frozen, trainable: B of the frozen one has no gradient to add."""
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
+def test_c15_a_frozen_stage_in_between_hands_the_cotangent_on(hint):
+    """Trainable, frozen, trainable: the frozen one has a B, and no W."""
     toy = toys.TOYS["one_each"]
     stages = [toys.hidden, Stage(toys.hidden, frozen=True), toys.hidden, toys.loss]
-    pipeline, params = Pipeline(stages, toy.params()), toy.params()
-    loss, grads = pipeline.loss_and_grad(params, toys.microbatches_of(2))
+    params = toy.params()
+    pipeline = Pipeline(stages, params, policy=Policy(hint))
+    result = pipeline.run(params, toys.microbatches_of(2))
+    loss, grads = result.loss, result.grads
+    weights = {s.task.stage for s in result.trace.spans if s.task.kind is Kind.W}
+    assert weights == ({0, 2, 3} if hint == "bfw" else set())
     expected_loss, expected = toys.reference(toy, params, toys.batch_of(4))
     assert grads[1] == {"w": None, "b": None}
     toys.assert_close(loss, expected_loss)

@@ -46,7 +46,9 @@ def test_c19_gradients_do_not_depend_on_hint_or_delay(part, use_script, tmp_path
         path = shuffled(graph, tmp_path / "order.csv", seed)
         limit, ahead, pressure = draw.choice(KNOBS)
         use_script(scripted.at_random(seed))
-        policy = Policy(path, "readiness", limit, pressure, launch_ahead=ahead)
+        policy = Policy(
+            path, in_flight_limit=limit, back_pressure=pressure, launch_ahead=ahead
+        )
         result = run("three", policy)
         check("three", result, policy)
         bound = limit + (pressure == "one_by_one")  # the paper's rule, plus one stage

@@ -95,8 +95,8 @@ def test_in_real_time_a_step_takes_at_least_what_was_simulated(emulated, blockin
     policy = Policy("1f1b", "fixed")  # whose order no delay can change
     result = emulated("one_each", policy, of_graph, blocking)
     graph = result.trace.graph
-    table = of_graph(graph)
-    simulated = simulator.simulate(graph, policy, table, blocking)
+    table = costs.applied_to(of_graph(graph), graph)
+    simulated = simulator.simulate(graph, policy, of_graph(graph), blocking)
     assert result.trace.launches() == simulated.launches()
     assert result.trace.makespan_s >= simulated.makespan_s - 1e-9
     for span in result.trace.spans:

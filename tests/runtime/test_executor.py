@@ -41,7 +41,7 @@ def test_a_step_that_cannot_go_on_says_who_waits_for_what(
 ):
     """It neither hangs nor returns; on real devices as on emulated ones."""
 
-    def withholding(graph, policy):
+    def withholding(graph, policy, residuals=None):
         return [
             Dispatcher(graph, rank, Withholding(3 if rank == 0 else 99), 2)
             for rank in range(graph.num_ranks)

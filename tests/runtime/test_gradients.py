@@ -78,7 +78,9 @@ def test_loss_and_gradients_are_those_of_one_process(
     toys.assert_close((loss, list(grads)), toys.expected(name, COUNT, 0.25))
 
 
-@pytest.mark.parametrize("fields", [{"split": "always"}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"split": "always"}, {"deterministic": True}], ids=str
+)
 @pytest.mark.parametrize(
     ("hint", "order"), [("bf", "readiness"), ("gpipe", "fixed"), ("csv", "fixed")]
 )

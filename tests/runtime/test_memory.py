@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -57,25 +58,32 @@ def microbatches_of(count):
 
 
 def residual_bytes(chain):
-    """What one in-flight microbatch holds at each stage, as the programs say."""
+    """What a microbatch holds at each stage after F and after B, as the programs say."""
     graph = chain.graph([()])
     feeds = chain._prepare(microbatches_of(1), True)[1]
     (plan,) = chain.compiler.plans(graph, pipeline._layouts(feeds))
-    return [programs.residual_bytes for programs in plan]
+    return [(p.saved.num_bytes, p.kept.num_bytes) for p in plan]
 
 
 @pytest.fixture
 def watch(monkeypatch):
-    """Samples live bytes and microbatches in flight by stage after every launch."""
+    """Samples live bytes and, by stage, how many microbatches are between F and B, and
+    between B and W, after every launch.
+    """
     samples = []
 
     def use(of, *args):
         class Watched(of):
             def launched(self, task, flag):
                 super().launched(task, flag)
-                self.in_flight = getattr(self, "in_flight", [0] * 4)
-                self.in_flight[task.stage] += 1 if task.kind is Kind.F else -1
-                samples.append((live_bytes(), tuple(self.in_flight)))
+                self.kinds = getattr(self, "kinds", [Counter() for _ in range(4)])
+                self.kinds[task.stage][task.kind] += 1
+                is_split = self.trace.graph.is_split
+                between = tuple(
+                    (c[Kind.F] - c[Kind.B], is_split * (c[Kind.B] - c[Kind.W]))
+                    for c in self.kinds
+                )
+                samples.append((live_bytes(), between))
 
         monkeypatch.setattr(
             pipeline,
@@ -103,8 +111,23 @@ def test_residuals_are_those_of_jax_each_once_and_no_parameter(wide_chain):
     last = kept_by_jax(
         lambda p, x: wide_loss(p, x, feed), jax.device_put(params[3], x.device), x
     )
-    assert residual_bytes(chain) == [inner, inner, inner, last]
+    chain.policy = Policy()
+    assert residual_bytes(chain) == [(inner, 0), (inner, 0), (inner, 0), (last, 0)]
     assert inner > 2 * DEPTH * LAYER_BYTES  # so that payloads are less than 1 %
+
+
+def test_after_b_a_stage_holds_its_layers_inputs_and_their_cotangents(wide_chain):
+    """A layer keeps tanh(x @ w) and one array more for B; for W its input, which is the
+    layer before's output, and the cotangent that B computed.
+    """
+    chain, _ = wide_chain
+    chain.policy = Policy("bfw")
+    each = residual_bytes(chain)
+    for forward, backward in each[:3]:
+        # DEPTH inputs of which one is narrow, DEPTH + 1 cotangents likewise.
+        layers = DEPTH + DEPTH
+        assert backward == layers * LAYER_BYTES + 2 * PAYLOAD_BYTES
+        assert backward < forward
 
 
 @pytest.mark.parametrize(
@@ -114,8 +137,11 @@ def test_residuals_are_those_of_jax_each_once_and_no_parameter(wide_chain):
         Policy("gpipe"),
         Policy("bf", in_flight_limit=2),
         Policy("1f1b", "fixed"),
+        Policy("bfw"),
+        Policy("bfw", weight_limit=1),
+        Policy("bf", deterministic=True),
     ],
-    ids=["bf", "gpipe", "limit_2", "1f1b"],
+    ids=["bf", "gpipe", "limit_2", "1f1b", "bfw", "weight_limit_1", "deterministic"],
 )
 def test_c16_a_step_holds_its_in_flight_microbatches_and_nothing_else(
     wide_chain, watch, policy
@@ -129,18 +155,30 @@ def test_c16_a_step_holds_its_in_flight_microbatches_and_nothing_else(
     before = live_bytes()  # parameters, and whatever else lives in this test session
     param_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     samples = watch(devices.RealDevices)
-    chain.run(params, microbatches)
-    assert len(samples) == 64
-    for live, in_flight in samples:
-        held = sum(n * size for n, size in zip(in_flight, each, strict=True))
+    trace = chain.run(params, microbatches).trace
+    assert len(samples) == (96 if policy.is_split else 64)
+    for live, between in samples:
+        held = sum(
+            n * size
+            for counts, sizes in zip(between, each, strict=True)
+            for n, size in zip(counts, sizes, strict=True)
+        )
         expected = param_bytes + param_bytes + held
         assert live - before + param_bytes == pytest.approx(expected, rel=0.02)
+    most = [
+        max(np.dot(between[s], each[s]) for _, between in samples) for s in range(4)
+    ]
+    assert trace.peak_bytes() == most
 
 
 @pytest.mark.parametrize(
     "policy",
-    [Policy("1f1b", "fixed"), Policy("f_priority", in_flight_limit=4)],
-    ids=["1f1b", "f_priority"],
+    [
+        Policy("1f1b", "fixed"),
+        Policy("f_priority", in_flight_limit=4),
+        Policy("zb_h1", "fixed"),
+    ],
+    ids=["1f1b", "f_priority", "zb_h1"],
 )
 def test_c16_the_peak_does_not_depend_on_the_number_of_microbatches(
     wide_chain, watch, policy
@@ -164,7 +202,7 @@ def test_c16_the_peak_does_not_depend_on_the_number_of_microbatches(
         )
     (few, few_in_flight), (many, many_in_flight) = peaks
     assert few_in_flight.tolist() == many_in_flight.tolist()
-    assert few_in_flight[0] == 4
+    assert few_in_flight[0][0] == 4
     assert many == pytest.approx(few, rel=0.02)
 
 
@@ -172,13 +210,14 @@ def test_accumulators_are_donated_from_one_backward_to_the_next():
     """So there is one of each, whatever the number of launched backwards."""
     (one,) = toys.TOYS["single_stage"].params()
     chain = toys.compiled("single_stage")
+    chain.policy = Policy()
     graph, feeds = chain._prepare(toys.microbatches_of(1), True)
     ((programs,),) = chain.compiler.plans(graph, pipeline._layouts(feeds))
     params = jax.tree.leaves(jax.device_put(one))
     rest = [jax.device_put(leaf) for leaf in feeds[0][0][0]]
     outputs, kept, _ = programs.forward(params, rest)
     pool = [*rest, *outputs, *kept]
-    held = [pool[i] for i in programs.saved]
+    held = programs.saved.of(pool)
     zeros = [jnp.zeros_like(leaf) for leaf in params]
     summed, _, _ = programs.backward(zeros, params, held, [[jnp.float32(1)]])
     assert all(array.is_deleted() for array in zeros)

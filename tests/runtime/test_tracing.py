@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from rrfp_jax import Stage
+from rrfp_jax import Pipeline, Policy, Stage
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime.split import split
 from rrfp_jax.runtime.stage import flatten
@@ -314,6 +314,12 @@ def test_the_loss_may_come_with_integers_and_nothing():
 
 def test_gradients_are_summed_in_float32_whatever_the_parameters_are():
     params = {"w": jnp.asarray(W, jnp.bfloat16)}
-    program = Program(dense, params, X)
-    (grad,), _ = program.backward([jnp.ones((3, 5), jnp.float32)])
-    assert grad.dtype == jnp.float32
+    batch = [{"x": X}] * 2
+    for hint in ("bf", "bfw"):
+        one = Pipeline(
+            [lambda p, _, feed: jnp.sum(dense(p, feed["x"], None)).astype(jnp.float32)],
+            [params],
+            policy=Policy(hint),
+        )
+        _, (grads,) = one.loss_and_grad([params], batch)
+        assert grads["w"].dtype == jnp.float32
