@@ -67,14 +67,21 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     config.pipeline = {
         "num_ranks": 4,
         "num_microbatches": 8,
-        "placement": "one_each",
-        "num_chunks": 1,
-        "layer_counts": (),  # balanced by FLOPs
+        "placement": "one_each",  # or interleaved, v_shaped, colocated
+        "num_chunks": 1,  # of interleaved
+        "layer_counts": (),  # of each stage; none: balanced
+        "balance": "flops",  # or measured
         "hint": "bf",
         "order": "readiness",
-        "in_flight_limit": 8,
+        "in_flight_limit": 8,  # microbatches on a rank
+        "in_flight_taper": 0.0,  # by how much less on each next rank
+        "weight_limit": 0,  # weight gradients that may wait on a rank; 0: any number
+        "memory_limit_gb": 0.0,  # residuals on each device, GiB; 0: any
         "back_pressure": "reserving",
+        "split": "as_needed",  # the backward, by the hint; or always
+        "deterministic": False,  # bitwise, whatever the hint and the delays
         "warmup_factor": 2.0,  # of order deep_1f1b
+        "microbatch_group": 0,  # of interleaved 1f1b; 0: one a rank
         "launch_ahead": 2,
     }
     config.mesh = {"data": 1, "model": 1, "num_cpu_devices": 0}

@@ -6,6 +6,7 @@ what concerns several groups.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
@@ -13,7 +14,8 @@ from rrfp_jax.data.config import DataConfig, check_num_microbatches
 from rrfp_jax.errors import ConfigError, check_choice
 from rrfp_jax.models.config import LanguageConfig, VisionConfig
 
-PLACEMENTS = ("one_each", "interleaved", "v_shaped")
+PLACEMENTS = ("one_each", "interleaved", "v_shaped", "colocated")
+BALANCES = ("flops", "measured")
 RECOMPUTE = ("none", "dots", "stage")
 
 
@@ -46,11 +48,13 @@ class PipelineConfig:
       num_ranks: pipeline ranks.
       num_microbatches: of one step.
       placement: `one_each`; `interleaved` with `num_chunks` stages a rank, round-robin;
-        or `v_shaped`, with two.
+        `v_shaped`, with two; or `colocated`, where each tower is cut for all ranks, so
+        that the vision encoder's stages are extra chunks of the language model's ranks.
       num_chunks: stages a rank, for `interleaved`.
-      layer_counts: layers of each stage, tower after tower; empty to balance FLOPs.
-      hint, order, in_flight_limit, back_pressure, warmup_factor, launch_ahead: see
-        `core.policies.Policy`.
+      layer_counts: layers of each stage, tower after tower; empty to balance them.
+      balance: what to make even where `layer_counts` is empty: `flops` as counted, or
+        times as `measured` on this machine when the run starts.
+      hint and what follows: see `core.policies.Policy`.
     """
 
     num_ranks: int
@@ -58,46 +62,56 @@ class PipelineConfig:
     placement: str = "one_each"
     num_chunks: int = 1
     layer_counts: tuple[int, ...] = ()
+    balance: str = "flops"
     hint: str = policies.Policy.hint
     order: str = policies.Policy.order
     in_flight_limit: int = policies.Policy.in_flight_limit
+    in_flight_taper: float = policies.Policy.in_flight_taper
+    weight_limit: int = policies.Policy.weight_limit
+    memory_limit_gb: float = policies.Policy.memory_limit_gb
     back_pressure: str = policies.Policy.back_pressure
+    split: str = policies.Policy.split
+    deterministic: bool = policies.Policy.deterministic
     warmup_factor: float = policies.Policy.warmup_factor
+    microbatch_group: int = policies.Policy.microbatch_group
     launch_ahead: int = policies.Policy.launch_ahead
 
     def __post_init__(self) -> None:
         _check_at_least("pipeline", self, num_ranks=1, num_microbatches=1, num_chunks=1)
         check_choice("pipeline.placement", self.placement, PLACEMENTS)
+        check_choice("pipeline.balance", self.balance, BALANCES)
         if self.num_chunks > 1 and self.placement != "interleaved":
             raise ConfigError(
                 f"pipeline.num_chunks={self.num_chunks} is for interleaved placement; "
                 f"it is {self.placement}.\n"
                 "  Set --config.pipeline.placement to interleaved, or num_chunks to 1."
             )
-        if self.layer_counts and len(self.layer_counts) != self.num_stages:
+        count = self.num_stages
+        if self.layer_counts and count and len(self.layer_counts) != count:
             raise ConfigError(
                 f"pipeline.layer_counts={self.layer_counts} cuts "
                 f"{len(self.layer_counts)} stages; {self.num_ranks} ranks hold "
-                f"{self.num_stages}.\n  Give {self.num_stages} counts to "
+                f"{count}.\n  Give {count} counts to "
                 "--config.pipeline.layer_counts, or none to balance by FLOPs."
             )
         _ = self.policy  # checks its values
 
-    @property
-    def stage_ranks(self) -> placement_lib.Placement:
-        """The rank of each stage."""
+    def stage_ranks(self, tower_lengths: Sequence[int]) -> placement_lib.Placement:
+        """Returns the rank of each stage, given how many stages each tower has."""
         match self.placement:
             case "interleaved":
                 return placement_lib.interleaved(self.num_ranks, self.num_chunks)
             case "v_shaped":
                 return placement_lib.v_shaped(self.num_ranks)
+            case "colocated":
+                return placement_lib.colocated(*tower_lengths)
             case _:
                 return placement_lib.one_each(self.num_ranks)
 
     @property
-    def num_stages(self) -> int:
-        """Stages on all ranks together."""
-        return len(self.stage_ranks)
+    def num_stages(self) -> int | None:
+        """Stages on all ranks together; None where it depends on the model."""
+        return None if self.placement == "colocated" else len(self.stage_ranks(()))
 
     @property
     def policy(self) -> policies.Policy:

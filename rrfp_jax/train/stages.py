@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from rrfp_jax.core.placement import Placement
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.models import cut
 from rrfp_jax.models.layer import Layer, Model, Params, Shape
@@ -18,6 +19,7 @@ from rrfp_jax.runtime.stage import Stage
 from rrfp_jax.train.config import ModelConfig, PipelineConfig
 
 Edge = tuple[int, int]
+LayerCosts = Mapping[str, float]  # by the name of the layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Cut:
       layers: of each stage.
       tower_of: the tower of each stage.
       edges: between stages.
+      placement: the rank of each stage.
       frozen: names of the layers that are not trained.
       tied: groups of tied parameters as (stage, layer name, *path), owner first.
     """
@@ -35,6 +38,7 @@ class Cut:
     layers: tuple[tuple[Layer, ...], ...]
     tower_of: tuple[str, ...]
     edges: tuple[Edge, ...]
+    placement: Placement
     frozen: frozenset[str]
     tied: tuple[tuple[tuple[Any, ...], ...], ...]
 
@@ -71,16 +75,36 @@ class Cut:
         ]
 
 
+def flops(model: Model, frozen: Sequence[str], shape: Shape) -> LayerCosts:
+    """Returns the FLOPs of each layer on a microbatch.
+
+    A frozen layer costs its forward, a trained one about three times as much.
+
+    Args:
+      model: whose layers.
+      frozen: names of layers, or their beginnings, that are not trained.
+      shape: of the microbatch.
+    """
+    fixed = _frozen([layer.name for layer in model.layers], frozen)
+    return {
+        layer.name: layer.flops(shape) * (1 if layer.name in fixed else 3)
+        for layer in model.layers
+    }
+
+
 def cut_model(
-    model: Model, model_config: ModelConfig, pipeline: PipelineConfig, shape: Shape
+    model: Model,
+    model_config: ModelConfig,
+    pipeline: PipelineConfig,
+    costs: LayerCosts,
 ) -> Cut:
-    """Cuts a model, by the given counts or so that FLOPs are balanced.
+    """Cuts a model, by the given counts or so that costs are balanced.
 
     Args:
       model: what to cut.
       model_config: which layers are frozen.
       pipeline: how many stages, and layers in each.
-      shape: of the microbatch whose FLOPs to balance.
+      costs: of each layer, by name: `flops`, or measured times.
 
     Raises:
       ConfigError: the counts, the stages or the frozen names do not fit the model.
@@ -88,7 +112,7 @@ def cut_model(
     counts = list(pipeline.layer_counts)
     if not counts:
         try:
-            counts = _balanced(model, model_config, pipeline.num_stages, shape)
+            counts = _balanced(model, pipeline, costs)
         except ConfigError as error:
             raise ConfigError(
                 f"{error}\n  Set --config.pipeline.num_ranks={pipeline.num_ranks} (x "
@@ -123,24 +147,31 @@ def cut_model(
                 f"model.frozen={model_config.frozen} freezes only one of the tied "
                 f"{[place[1] for place in group]}.\n  Freeze both or neither."
             )
-    return Cut(tuple(parts), tuple(towers), tuple(sorted(edges)), frozen, tied)
+    lengths = [towers.count(tower.name) for tower in model.towers]
+    if max(lengths) > pipeline.num_ranks and pipeline.placement == "colocated":
+        raise ConfigError(
+            f"pipeline.layer_counts={pipeline.layer_counts} cuts a tower into "
+            f"{max(lengths)} stages for {pipeline.num_ranks} ranks.\n"
+            "  With colocated towers, give each at most one stage a rank."
+        )
+    return Cut(
+        tuple(parts),
+        tuple(towers),
+        tuple(sorted(edges)),
+        pipeline.stage_ranks(lengths),
+        frozen,
+        tied,
+    )
 
 
-def _balanced(
-    model: Model, model_config: ModelConfig, num_stages: int, shape: Shape
-) -> list[int]:
-    """Layers of each stage such that the largest stage has the fewest FLOPs.
-
-    A frozen layer costs its forward, a trained one about three times as much.
-    """
-    names = [layer.name for layer in model.layers]
-    frozen = _frozen(names, model_config.frozen)
-    costs = [
-        [layer.flops(shape) * (1 if layer.name in frozen else 3) for layer in t.layers]
-        for t in model.towers
-    ]
-    shares = cut.apportion(costs, num_stages)
-    balanced = map(cut.balanced, costs, shares)
+def _balanced(model: Model, pipeline: PipelineConfig, costs: LayerCosts) -> list[int]:
+    """Layers of each stage such that the most expensive stage is cheapest."""
+    by_tower = [[costs[layer.name] for layer in t.layers] for t in model.towers]
+    if pipeline.num_stages is None:
+        shares = [min(pipeline.num_ranks, len(tower)) for tower in by_tower]
+    else:
+        shares = cut.apportion(by_tower, pipeline.num_stages)
+    balanced = map(cut.balanced, by_tower, shares)
     return list(itertools.chain.from_iterable(balanced))
 
 

@@ -45,8 +45,8 @@ class Trainer:
         check_vocabulary(self._data.tokenizer, config.model.language.vocab_size)
         largest = max(self._data.buckets, key=lambda b: (b.num_images, b.length))
         shape = Shape(largest.rows, largest.length, largest.num_images)
-        self._cut = stages.cut_model(model, config.model, config.pipeline, shape)
-        placement = config.pipeline.stage_ranks
+        costs = stages.flops(model, config.model.frozen, shape)
+        self._cut = stages.cut_model(model, config.model, config.pipeline, costs)
         ranks = placing.make_ranks(
             config.pipeline.num_ranks, config.mesh.data, config.mesh.model
         )
@@ -57,7 +57,7 @@ class Trainer:
             self._cut.stages(config.model.recompute),
             by_stage,
             edges=self._cut.edges,
-            placement=placement,
+            placement=self._cut.placement,
             policy=config.pipeline.policy,
             ranks=ranks,
             partition=self._cut.partition(by_stage),
@@ -69,13 +69,15 @@ class Trainer:
             config.optimizer,
             config.train.num_steps,
             self._cut,
-            [ranks[rank] for rank in placement],
+            [ranks[rank] for rank in self._cut.placement],
         )
         self._schedule = schedule(config.optimizer, config.train.num_steps)
         rates = [config.model.language.dropout]
         rates += [config.model.vision.dropout] if config.model.vision else []
         self._has_dropout = max(rates) > 0
         self._model = model
+        if config.pipeline.memory_limit_gb:
+            self._pipeline.check_memory(self._examples(self._has_dropout))
         self.interrupts = Interrupts()
 
     def run(
@@ -134,16 +136,8 @@ class Trainer:
 
     def _compile(self, state: State) -> None:
         """Compiles all that the run will need, and forbids more."""
-        data = self._config.data
-        examples = [
-            feeds.example(bucket, data.image_size, data.channels, False)
-            for bucket in self._data.buckets
-        ]
-        trained = [
-            feeds.example(bucket, data.image_size, data.channels, self._has_dropout)
-            for bucket in self._data.buckets
-        ]
-        for backward, shapes in ((True, trained), (False, examples)):
+        trained, evaluated = self._examples(self._has_dropout), self._examples(False)
+        for backward, shapes in ((True, trained), (False, evaluated)):
             what = "compile training" if backward else "compile evaluation"
             total = self._pipeline.num_uncompiled(shapes, backward)
             with progress(total, what, "program") as bar:
@@ -152,6 +146,14 @@ class Trainer:
             self._optimizer.compile(state.params, state.optimizer)
             bar.advance()
         self._pipeline.compiler.is_sealed = True
+
+    def _examples(self, has_dropout: bool) -> list[feeds.Arrays]:
+        """Returns the shapes of a microbatch of each bucket."""
+        data = self._config.data
+        return [
+            feeds.example(bucket, data.image_size, data.channels, has_dropout)
+            for bucket in self._data.buckets
+        ]
 
     def step(self, state: State, batch: list[Microbatch]) -> "Figures":
         """Runs one step, forward, backward, update, and moves `state` on.
@@ -269,6 +271,7 @@ class _Loop:
             "tokens_per_s": figures.num_tokens / elapsed_s,
             "bubble": bubble_fraction(result.trace),
             "peak_in_flight": max(result.trace.peak_in_flight()),
+            "peak_residual_bytes": max(result.trace.peak_bytes()),
             "grad_norm": figures.norm,
             "learning_rate": rate,
             "is_finite": int(figures.is_finite),

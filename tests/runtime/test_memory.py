@@ -58,7 +58,7 @@ def microbatches_of(count):
 
 
 def residual_bytes(chain):
-    """What a microbatch holds at each stage after F and after B, as the programs say."""
+    """What a microbatch holds at each stage after F and after B, say the programs."""
     graph = chain.graph([()])
     feeds = chain._prepare(microbatches_of(1), True)[1]
     (plan,) = chain.compiler.plans(graph, pipeline._layouts(feeds))

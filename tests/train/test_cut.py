@@ -11,7 +11,7 @@ from rrfp_jax.models.config import LanguageConfig, VisionConfig
 from rrfp_jax.models.layer import Model, Shape
 from rrfp_jax.models.model import build
 from rrfp_jax.train.config import ModelConfig, PipelineConfig
-from rrfp_jax.train.stages import Cut, cut_model
+from rrfp_jax.train.stages import Cut, cut_model, flops
 
 LANGUAGE = LanguageConfig(
     vocab_size=32,
@@ -46,7 +46,8 @@ def cut(
     model = build(language, vision)
     config = ModelConfig(language, vision, frozen=frozen)
     pipeline = PipelineConfig(ranks, 4, layer_counts=counts)
-    return model, cut_model(model, config, pipeline, SHAPE)
+    costs = flops(model, frozen, SHAPE)
+    return model, cut_model(model, config, pipeline, costs)
 
 
 def names(found: Cut) -> list[list[str]]:
