@@ -7,10 +7,12 @@ beside a free slot. Nothing here calls the precedence or admission code under te
 """
 
 import collections
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from rrfp_jax.core import events, graph, task
 from rrfp_jax.core.dispatcher import Dispatcher
+from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.task import Kind, Task
 
 t = task.parse
@@ -166,6 +168,44 @@ def unbounded(account: Account, wanted: Task) -> bool:
     return True
 
 
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """A limit in bytes, and what tasks keep."""
+
+    residuals: Residuals
+    limit: int
+
+    def held(self, account: Account, microbatch: int) -> int:
+        """Returns what a microbatch holds on the rank."""
+        mine = [a for a in account.launched if a.microbatch == microbatch]
+        return sum(self.residuals.added(a) for a in mine)
+
+    def rest(self, account: Account, microbatch: int) -> int:
+        """Returns what it may still add: the most of each stage, less what it holds."""
+        mine = {a for a in account.own if a.microbatch == microbatch}
+        rest = 0
+        for stage in {a.stage for a in mine}:
+            done = {a.kind for a in account.launched if a[1:] == (stage, microbatch)}
+            forward = self.residuals.num_bytes[Kind.F, stage][microbatch]
+            most = self.residuals.most(stage, microbatch)
+            if Kind.B not in done:
+                rest += most - (forward if Kind.F in done else 0)
+        return rest
+
+    def is_safe(self, account: Account) -> bool:
+        """Whether all can be completed in ascending order up to the last begun."""
+        free = self.limit - sum(self.residuals.added(a) for a in account.launched)
+        if free < 0:
+            return False
+        last = max((a.microbatch for a in account.launched), default=-1)
+        for j in sorted(account.left()):
+            if j <= last:
+                if self.rest(account, j) > free:
+                    return False
+                free += self.held(account, j)
+        return True
+
+
 class Watched(Dispatcher):
     """A dispatcher that raises AssertionError at the first broken promise."""
 
@@ -177,12 +217,14 @@ class Watched(Dispatcher):
         admits: Callable[[Account, Task], bool],
         launch_ahead: int,
         weight_limit: int = 0,
+        memory: Bytes | None = None,
     ) -> None:
         self.rank = inner.rank
         self.inner = inner
         self.account = Account(of, inner.rank, limit)
         self._rule = admits
         self._weight_limit = weight_limit
+        self._memory = memory
         self._launch_ahead = launch_ahead
         self._num_stages_here = of.placement.count(inner.rank)
 
@@ -225,10 +267,18 @@ class Watched(Dispatcher):
         account.running.add(launched)
         if self._weight_limit:
             assert account.queued() <= self._weight_limit
+        if self._memory and self._memory.residuals.added(launched) > 0:
+            assert self._memory.is_safe(account), f"{launched} leads to no safe state"
         if self._rule is reserving:
             assert len(account.in_flight()) <= account.limit
         if self._rule is one_by_one:
             assert account.pending() <= account.limit + self._num_stages_here
+
+    def _fits(self, wanted: Task) -> bool:
+        assert self._memory
+        added = self._memory.residuals.added
+        total = sum(map(added, self.account.launched)) + added(wanted)
+        return total <= self._memory.limit
 
     def _admits(self, account: Account, wanted: Task) -> bool:
         limit = self._weight_limit
@@ -239,6 +289,11 @@ class Watched(Dispatcher):
         """A free slot and an admissible ready task never coexist."""
         if len(self.account.running) < self._launch_ahead:
             waiting = [a for a in self.account.ready() if self._admits(self.account, a)]
+            if self._memory:  # a small one does not slip past a large one
+                lowest = self.account.lowest()
+                waiting = [
+                    a for a in waiting if a.microbatch == lowest and self._fits(a)
+                ]
             assert not waiting, f"rank {self.rank} is free and leaves {waiting}"
 
 

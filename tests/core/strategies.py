@@ -10,6 +10,7 @@ from rrfp_jax.core import (
     back_pressure,
     graph,
     hints,
+    memory,
     orders,
     policies,
 )
@@ -22,6 +23,7 @@ from rrfp_jax.core.back_pressure import (
 )
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.task import Kind
 from rrfp_jax.sim import costs
 from rrfp_jax.sim.costs import CostTable
 from tests.core import instrument
@@ -85,10 +87,30 @@ class Case:
     launch_ahead: int
     seed: int
     weight_limit: int = 0  # none
+    spare: float | None = None  # limit in bytes over the smallest; None: no limit
 
     def costs(self) -> CostTable:
         """Returns the durations of the step."""
         return random_costs(self.graph, self.seed)
+
+    def memory(self) -> instrument.Bytes | None:
+        """Returns random residuals, and the limit."""
+        if self.spare is None:
+            return None
+        draw = random.Random(f"{self.seed}/bytes")
+        count = range(self.graph.num_microbatches)
+        routes = [self.graph.route(j) for j in count]
+        num_bytes = {}
+        for s in range(self.graph.num_stages):
+            num_bytes[Kind.F, s] = tuple(
+                draw.choice((1, 2, 5, 9)) * r.has_backward[s] for r in routes
+            )
+            num_bytes[Kind.B, s] = tuple(
+                draw.choice((0, 1, 2, 5, 12)) * r.has_weight[s] for r in routes
+            )
+        residuals = memory.Residuals(num_bytes)
+        smallest, _ = memory.smallest_limit(self.graph, residuals)
+        return instrument.Bytes(residuals, int(smallest * self.spare))
 
     def dispatchers(self) -> list[Dispatcher]:
         """Returns fresh dispatchers."""
@@ -108,6 +130,7 @@ class Case:
                 admits,
                 self.launch_ahead,
                 self.weight_limit,
+                self.memory(),
             )
             for d in self.dispatchers()
         ]
@@ -121,6 +144,12 @@ class Case:
             rules.append(OneByOne(progress, self.limit, self.graph, rank))
         if self.weight_limit:
             rules.append(QueuedWeights(progress, self.weight_limit, self.graph))
+        if found := self.memory():
+            rules.append(
+                memory.ResidualBytes(
+                    progress, found.limit, self.graph, rank, found.residuals
+                )
+            )
         return arbiters.ReadinessFirst(
             self.graph.stages_of[rank], self._hint(rank), BackPressure(progress, rules)
         )
@@ -148,6 +177,7 @@ def cases(
         launch_ahead=st.integers(1, 3),
         seed=st.integers(0, 10**6),
         weight_limit=st.integers(0, 3),
+        spare=st.sampled_from([None, 1.0, 1.3, 2.0, 4.0]),
     )
 
 
