@@ -23,13 +23,20 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     pipeline.placement = "one_each"  # or "interleaved:CHUNKS", "v_shaped"
     pipeline.num_microbatches = 64
     pipeline.in_flight_limit = 32  # microbatches on a rank, RRFP §5; not for baselines
+    pipeline.in_flight_taper = 0.0  # by how much less on each next rank
+    pipeline.weight_limit = 0  # weight gradients that may wait on a rank; 0: any number
+    pipeline.memory_limit_gb = 0.0  # residuals on a rank, GiB; 0: any
     pipeline.launch_ahead = 2  # unfinished launches of a rank
+    pipeline.order_csvs = ()  # files with orders to run too
 
     config.cost = cost = ml_collections.ConfigDict()
     cost.forward_ms = 10.0  # of one microbatch on one rank, over all its stages
     cost.backward_ms = 20.0  # likewise
+    cost.weight_fraction = 0.5  # of the backward that is weight gradients
     cost.transfer_ms = 1.0  # of one payload between two ranks
     cost.blocking = True  # run each baseline also with transfers that block both ranks
+    cost.residual_mb = 256.0  # MiB that a rank's forward of one microbatch keeps
+    cost.weight_residual = 32 / 34  # of it that W needs, in a transformer layer
 
     config.jitter = jitter = ml_collections.ConfigDict()
     jitter.level = "J2"  # injected sleeps, J0 (none) to J3, RRFP §7.6

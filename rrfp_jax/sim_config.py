@@ -3,8 +3,9 @@
 import dataclasses
 
 from rrfp_jax.core import graph as graphs
-from rrfp_jax.core import placement
+from rrfp_jax.core import memory, placement
 from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.errors import ConfigError, check_choice
 from rrfp_jax.sim import costs
@@ -19,8 +20,9 @@ class PipelineConfig:
       num_ranks: pipeline ranks.
       placement: one_each, v_shaped, or interleaved:CHUNKS.
       num_microbatches: of the step.
-      in_flight_limit: microbatches in flight on a rank.
-      launch_ahead: unfinished launches a rank may have.
+      in_flight_limit, in_flight_taper, weight_limit, memory_limit_gb, launch_ahead: see
+        `core.policies.Policy`.
+      order_csvs: paths of orders to run too, as fixed orders and as hints.
 
     Raises:
       ConfigError: a value is unknown or below 1.
@@ -30,13 +32,28 @@ class PipelineConfig:
     placement: str
     num_microbatches: int
     in_flight_limit: int
+    in_flight_taper: float
+    weight_limit: int
+    memory_limit_gb: float
     launch_ahead: int
+    order_csvs: tuple[str, ...]
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_microbatches"):
             _check_at_least(f"pipeline.{name}", getattr(self, name), 1)
-        Policy(in_flight_limit=self.in_flight_limit, launch_ahead=self.launch_ahead)
+        _ = self.policy  # checks its values
         self.graph()
+
+    @property
+    def policy(self) -> Policy:
+        """What readiness-first policies have in common."""
+        return Policy(
+            in_flight_limit=self.in_flight_limit,
+            in_flight_taper=self.in_flight_taper,
+            weight_limit=self.weight_limit,
+            memory_limit_gb=self.memory_limit_gb,
+            launch_ahead=self.launch_ahead,
+        )
 
     @property
     def num_chunks(self) -> int:
@@ -73,22 +90,31 @@ class CostConfig:
 
     Attributes:
       forward_ms: a rank's forward of one microbatch, over all its stages.
-      backward_ms: likewise its backward.
+      backward_ms: likewise its backward, input and weight gradients together.
+      weight_fraction: the part of that which weight gradients take.
       transfer_ms: of one payload between ranks.
       blocking: whether baselines run a second time, with links that block both ranks.
+      residual_mb: MiB that a rank's forward of one microbatch keeps, over its stages.
+      weight_residual: the part of that which weight gradients need.
 
     Raises:
-      ConfigError: a duration is negative, or both computations take no time.
+      ConfigError: a value is negative, a part is more than the whole, or both
+        computations take no time.
     """
 
     forward_ms: float
     backward_ms: float
+    weight_fraction: float
     transfer_ms: float
     blocking: bool
+    residual_mb: float
+    weight_residual: float
 
     def __post_init__(self) -> None:
-        for name in ("forward_ms", "backward_ms", "transfer_ms"):
-            _check_at_least(f"cost.{name}", getattr(self, name), 0)
+        for field in dataclasses.fields(self):
+            _check_at_least(f"cost.{field.name}", getattr(self, field.name), 0)
+        for name in ("weight_fraction", "weight_residual"):
+            _check_at_most(f"cost.{name}", getattr(self, name), 1)
         if not self.forward_ms + self.backward_ms > 0:
             raise ConfigError(
                 "cost.forward_ms and cost.backward_ms are both 0.\n"
@@ -165,12 +191,14 @@ class SimConfig:
     def draw(self, seed: int) -> CostTable:
         """Returns the durations of one step, disturbed."""
         graph, jitter = self.pipeline.graph(), self.jitter
+        chunk_s = 1e-3 / self.pipeline.num_chunks
         vision = range(jitter.num_vision_stages)
         drawn = costs.constant(
             graph,
-            self.cost.forward_ms / 1e3 / self.pipeline.num_chunks,
-            self.cost.backward_ms / 1e3 / self.pipeline.num_chunks,
+            self.cost.forward_ms * chunk_s,
+            self.cost.backward_ms * chunk_s * (1 - self.cost.weight_fraction),
             self.cost.transfer_ms / 1e3,
+            self.cost.backward_ms * chunk_s * self.cost.weight_fraction,
         )
         drawn = costs.with_image_load(drawn, vision, jitter.image_cv, seed)
         drawn = costs.with_lognormal(drawn, jitter.compute_cv, seed)
@@ -184,6 +212,16 @@ class SimConfig:
             drawn = costs.with_heavy_tailed_transfers(drawn, tail, seed)
         return drawn
 
+    def residuals(self, graph: PipelineGraph) -> Residuals:
+        """Returns what tasks keep."""
+        each = round(self.cost.residual_mb * 2**20 / self.pipeline.num_chunks)
+        return memory.constant(graph, each, self.cost.weight_residual)
+
+    def on_one_stage_a_rank(self) -> "SimConfig":
+        """Returns the same with the plainest placement."""
+        pipeline = dataclasses.replace(self.pipeline, placement="one_each")
+        return dataclasses.replace(self, pipeline=pipeline)
+
 
 def _check_at_least(path: str, value: float, least: float) -> None:
     if not value >= least:
@@ -193,7 +231,7 @@ def _check_at_least(path: str, value: float, least: float) -> None:
         )
 
 
-def _check_at_most(path: str, value: int, most: int) -> None:
+def _check_at_most(path: str, value: float, most: float) -> None:
     if value > most:
         raise ConfigError(
             f"{path}={value} is above {most}.\n  Set --config.{path} to {most} or less."

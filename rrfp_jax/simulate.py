@@ -8,6 +8,7 @@ the most microbatches in flight on a rank, without which no two policies compare
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from rrfp_jax import config_border
-from rrfp_jax.core import orders, policies
+from rrfp_jax.core import memory, orders, policies
 from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.errors import ConfigError
@@ -33,21 +35,35 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/sim", "Where to write the results.")
 
-_FAVOURITE = "BF"
 _HINTS = {
-    _FAVOURITE: "bf",
+    "BF": "bf",
     "FB": "fb",
     "B-priority": "b_priority",
     "F-priority": "f_priority",
+    "BFW": "bfw",
+    "BFW memory": "bfw_memory",
     "GPipe as hint": "gpipe",
     "1F1B as hint": "1f1b",
+    "ZB-H1 as hint": "zb_h1",
+    "ZB-V as hint": "zb_v",
 }
-_BASELINES = ("1F1B, fixed", "GPipe, fixed")  # the first that exists is compared with
+_FIXED = {
+    "GPipe, fixed": "gpipe",
+    "1F1B, fixed": "1f1b",
+    "deep 1F1B, fixed": "deep_1f1b",
+    "ZB-H1, fixed": "zb_h1",
+    "ZB-H2, fixed": "zb_h2",
+    "ZB-V, fixed": "zb_v",
+    "V-Half, fixed": "v_half",
+}
+_BASELINE = "1F1B, fixed"
+_PLAIN = "1F1B, one each"  # the baseline where ranks hold several stages
+_FAVOURITES = ("BFW memory", "BF")  # shown in the picture: the better placed of them
 
 _LEGEND = """
 Means over {} seed(s). Speed-up: over {}, paired by seed. Bubble and its causes:
-shares of all ranks' time. In flight: the most microbatches on any rank. Bound:
-makespan over that which no order can beat.
+shares of all ranks' time. In flight: the most microbatches on any rank; memory: the
+most residuals. Bound: makespan over that which no order can beat.
 Wrote config.json, table.csv and timeline.png to {}."""
 
 
@@ -58,49 +74,79 @@ class Contender:
     Attributes:
       name: in the table.
       policy: how the ranks choose.
+      config: what they run, and how long it takes.
       blocking: whether transfers occupy both ranks.
     """
 
     name: str
     policy: Policy
+    config: SimConfig
     blocking: bool = False
 
-    def run(self, graph: PipelineGraph, drawn: CostTable) -> Trace:
+    @functools.cached_property
+    def graph(self) -> PipelineGraph:
+        """The tasks of the step."""
+        return self.policy.applied_to(self.config.pipeline.graph())
+
+    @functools.cached_property
+    def residuals(self) -> Residuals:
+        """What the tasks keep."""
+        return self.config.residuals(self.graph)
+
+    def run(self, drawn: CostTable) -> Trace:
         """Simulates one step."""
-        return simulator.simulate(graph, self.policy, drawn, self.blocking)
+        return simulator.simulate(
+            self.graph, self.policy, drawn, self.blocking, self.residuals
+        )
 
 
 def contenders(config: SimConfig) -> list[Contender]:
     """Returns the policies to compare: hints, then baselines.
 
-    A policy that does not exist for the placement is left out, with a warning.
+    Orders that do not exist for the placement are left out, with a warning; but where
+    ranks hold several stages, 1F1B runs on one stage a rank.
+
+    Raises:
+      ConfigError: a limit holds no microbatch, or a CSV is wrong.
     """
-    pipeline = config.pipeline
-    graph = pipeline.graph()
-    limited = Policy(
-        in_flight_limit=pipeline.in_flight_limit, launch_ahead=pipeline.launch_ahead
+    limited = config.pipeline.policy
+    # Fixed orders bring their own depth: the limits are no business of theirs.
+    unbounded = config.pipeline.num_microbatches * config.pipeline.num_stages
+    fixed = Policy(
+        order="fixed", in_flight_limit=unbounded, launch_ahead=limited.launch_ahead
     )
-    # Fixed orders bring their own depth: the limit is no business of theirs.
-    unbounded = pipeline.num_microbatches * pipeline.num_stages
-    fixed = dataclasses.replace(limited, order="fixed", in_flight_limit=unbounded)
     hinted = [
-        Contender(name, dataclasses.replace(limited, hint=hint))
+        Contender(name, dataclasses.replace(limited, hint=hint), config)
         for name, hint in _HINTS.items()
     ]
-    baselines = {
-        "GPipe, fixed": dataclasses.replace(fixed, hint="gpipe"),
-        "1F1B, fixed": dataclasses.replace(fixed, hint="1f1b"),
-        "deep 1F1B, fixed": dataclasses.replace(
-            fixed, hint="deep_1f1b", warmup_factor=_depth_factor(graph, limited)
-        ),
-        "Varuna": dataclasses.replace(limited, hint="1f1b", order="opportunistic"),
-    }
-    ordered = [Contender(name, policy) for name, policy in baselines.items()]
-    legal = [each for each in hinted + ordered if _exists(each, graph)]
+    deep = _depth_factor(config.pipeline.graph(), limited)
+    ordered = [
+        Contender(
+            name, dataclasses.replace(fixed, hint=hint, warmup_factor=deep), config
+        )
+        for name, hint in _FIXED.items()
+    ]
+    varuna = dataclasses.replace(
+        fixed,
+        hint="1f1b",
+        order="opportunistic",
+        in_flight_limit=limited.in_flight_limit,
+    )
+    ordered.append(Contender("Varuna", varuna, config))
+    if config.pipeline.num_chunks > 1:
+        plain = config.on_one_stage_a_rank()
+        policy = dataclasses.replace(fixed, hint="1f1b")
+        ordered.append(Contender(_PLAIN, policy, plain))
+    legal = _existing(hinted + ordered)
+    for path in config.pipeline.order_csvs:
+        for what, policy in (("as hint", limited), ("fixed", fixed)):
+            policy = dataclasses.replace(policy, hint=path)
+            legal.append(Contender(f"{pathlib.Path(path).stem} {what}", policy, config))
+            policies.dispatchers(legal[-1].graph, policy, legal[-1].residuals)
     if not config.cost.blocking:
         return legal
     return legal + [
-        Contender(f"{each.name}, blocking", each.policy, blocking=True)
+        dataclasses.replace(each, name=f"{each.name}, blocking", blocking=True)
         for each in legal
         if each in ordered
     ]
@@ -110,41 +156,51 @@ def _depth_factor(graph: PipelineGraph, limited: Policy) -> float:
     """Returns how much deeper than 1F1B an order of the limit's depth is."""
     try:
         found = policies.fixed_orders(graph, limited)
-    except ConfigError:  # there is no 1F1B, and `_exists` will say so
+    except ConfigError:  # there is no 1F1B, and `_existing` will say so
         return 1.0
     shallow = max(orders.peak_in_flight(o, graph, r) for r, o in enumerate(found))
     most = min(limited.in_flight_limit, graph.num_microbatches)
     return max(1.0, most / shallow)
 
 
-def _exists(contender: Contender, graph: PipelineGraph) -> bool:
-    try:
-        policies.dispatchers(graph, contender.policy)
-    except ConfigError as error:
-        reason = str(error).splitlines()[0]
-        logging.warning("%s is left out: %s", contender.name, reason)
-        return False
-    return True
+def _existing(chosen: Sequence[Contender]) -> list[Contender]:
+    """Leaves out orders that their placement does not have."""
+    found, missing = [], []
+    for each in chosen:
+        if each.policy.memory_limit_bytes:
+            limit = each.policy.memory_limit_bytes
+            memory.check_limit(each.graph, each.residuals, limit)
+        try:
+            policies.dispatchers(each.graph, each.policy, each.residuals)
+        except ConfigError:
+            missing.append(each.name)
+        else:
+            found.append(each)
+    if missing:
+        logging.warning(
+            "left out, since they do not exist for this placement and number of "
+            "microbatches: %s",
+            "; ".join(missing),
+        )
+    return found
 
 
 def compare(
-    config: SimConfig, chosen: Sequence[Contender]
+    chosen: Sequence[Contender], seeds: Sequence[int]
 ) -> tuple[list[Run], dict[str, Trace]]:
     """Runs every contender with every seed.
 
     Returns:
       The figures of all runs, and the traces of the first seed by name.
     """
-    graph = config.pipeline.graph()
     runs: list[Run] = []
     traces: dict[str, Trace] = {}
-    total = len(config.seeds) * len(chosen)
-    with progress(total, "simulate", "run") as bar:
-        for seed in config.seeds:
-            drawn = config.draw(seed)
-            bound_s = report.lower_bound_s(graph, drawn)
+    with progress(len(seeds) * len(chosen), "simulate", "run") as bar:
+        for seed in seeds:
             for contender in chosen:
-                trace = contender.run(graph, drawn)
+                drawn = contender.config.draw(seed)
+                bound_s = report.lower_bound_s(contender.graph, drawn)
+                trace = contender.run(drawn)
                 figures = report.report(trace, contender.blocking)
                 runs.append(Run(contender.name, seed, figures, bound_s))
                 traces.setdefault(contender.name, trace)
@@ -157,15 +213,15 @@ def main() -> None:
     config = config_border.from_config_dict(SimConfig, _CONFIG.value)
     chosen = contenders(config)
     names = [contender.name for contender in chosen]
-    baseline = next(name for name in _BASELINES if name in names)
+    baseline = next(n for n in (_PLAIN, _BASELINE, "GPipe, fixed") if n in names)
     workdir = pathlib.Path(_WORKDIR.value)
     workdir.mkdir(parents=True, exist_ok=True)
     resolved = json.dumps(dataclasses.asdict(config), indent=2)
     (workdir / "config.json").write_text(resolved + "\n")
-    runs, traces = compare(config, chosen)
+    runs, traces = compare(chosen, config.seeds)
     (workdir / "table.csv").write_text(breakdown.to_csv(runs, baseline))
-    shown = (_FAVOURITE, baseline)
-    panels = [(name, traces[name]) for name in shown]
+    favourite = _FAVOURITES[config.pipeline.num_chunks == 1]
+    panels = [(name, traces[name]) for name in (favourite, baseline)]
     timeline.draw(panels, workdir / "timeline.png")
     print(breakdown.table(runs, baseline))
     print(_LEGEND.format(len(config.seeds), baseline, workdir))

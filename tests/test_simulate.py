@@ -1,5 +1,6 @@
 """The simulator's command: one table, paired delays, one message for a mistake."""
 
+import collections
 import csv
 import dataclasses
 import importlib.util
@@ -10,6 +11,8 @@ import sys
 import pytest
 
 from rrfp_jax import config_border, errors, sim_config, simulate
+from rrfp_jax.core import order_csv, policies
+from rrfp_jax.core.task import Kind
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "sim.py"
@@ -62,9 +65,9 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path):
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0].startswith("policy ")
-    policies = [line[:20].split("  ")[0] for line in lines[1:15]]
+    policies = [line[:20].split("  ")[0] for line in lines[1:22]]
     assert policies[:4] == ["BF", "FB", "B-priority", "F-priority"]
-    assert "simulate: 28/28 run" in ran.stderr
+    assert "simulate: 42/42 run" in ran.stderr
     assert "\r" not in ran.stderr
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "config.json",
@@ -73,7 +76,7 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path):
     ]
     with (tmp_path / "new" / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["seed"] for row in rows] == ["3"] * 14 + ["5"] * 14
+    assert [row["seed"] for row in rows] == ["3"] * 21 + ["5"] * 21
     baseline = [row for row in rows if row["policy"] == "1F1B, fixed"]
     assert [row["speedup"] for row in baseline] == ["1.0", "1.0"]
 
@@ -111,25 +114,31 @@ def test_a_mistake_ends_with_one_message_and_status_2(tmp_path, flags, message):
 
 def test_all_policies_face_the_same_delays(make):
     config = make()
-    runs, traces = simulate.compare(config, simulate.contenders(config))
-    assert len({run.lower_bound_s for run in runs if run.seed == 0}) == 1
-    work_s = {
-        name: sorted(round(s.end_s - s.start_s, 9) for s in trace.spans)
-        for name, trace in traces.items()
-    }
-    assert all(seconds == work_s["BF"] for seconds in work_s.values())
+    runs, traces = simulate.compare(simulate.contenders(config), config.seeds)
+    whole = {run.lower_bound_s for run in runs if run.seed == 0}
+    assert len(whole) == 2  # W need not wait in the way of B where it is split
+    work_s = {}
+    for name, trace in traces.items():
+        work_s[name] = collections.Counter()
+        for span in trace.spans:
+            lasted = span.end_s - span.start_s
+            is_forward = span.task.kind is Kind.F
+            work_s[name][is_forward, *span.task[1:]] += lasted
+    for of_policy in work_s.values():
+        assert of_policy == pytest.approx(work_s["BF"])
     assert all(run.report.makespan_s >= run.lower_bound_s - 1e-12 for run in runs)
 
 
 def test_the_same_seed_gives_the_same_table(make):
     config = make(jitter__transfer_tail=1.5, jitter__image_cv=0.5)
     chosen = simulate.contenders(config)
-    assert simulate.compare(config, chosen) == simulate.compare(config, chosen)
+    first, second = (simulate.compare(chosen, config.seeds) for _ in range(2))
+    assert first == second
 
 
 def test_the_deep_order_is_as_deep_as_the_hints_may_be(make):
     config = make(pipeline__in_flight_limit=6)
-    runs, _ = simulate.compare(config, simulate.contenders(config))
+    runs, _ = simulate.compare(simulate.contenders(config), config.seeds)
     peaks = {run.policy: max(run.report.peak_in_flight) for run in runs}
     assert peaks["1F1B, fixed"] == 4
     assert peaks["deep 1F1B, fixed"] == 6
@@ -142,16 +151,50 @@ def test_orders_that_a_placement_does_not_have_are_left_out_with_a_warning(
 ):
     config = make(pipeline__placement="v_shaped", cost__blocking=False)
     names = [contender.name for contender in simulate.contenders(config)]
-    assert "GPipe, fixed" in names
+    assert {"GPipe, fixed", "ZB-V, fixed", "V-Half, fixed"} < set(names)
     assert "1F1B, fixed" not in names
-    assert "1F1B, fixed is left out" in caplog.text
+    assert "1F1B, one each" in names  # what a V is compared with
+    left_out = caplog.text.split("left out, ")[1]
+    assert "1F1B, fixed; deep 1F1B, fixed; ZB-H1, fixed" in left_out
+
+
+def test_a_limit_in_bytes_binds_the_hints_and_not_the_orders(make):
+    config = make(pipeline__memory_limit_gb=0.75)  # of 256 MiB a microbatch: 3
+    runs, _ = simulate.compare(simulate.contenders(config), config.seeds)
+    peaks = {run.policy: max(run.report.peak_bytes) / 2**28 for run in runs}
+    assert peaks["BFW"] == peaks["BFW memory"] == peaks["BF"] == 3
+    assert peaks["1F1B, fixed"] == 4
+    assert peaks["ZB-H2, fixed"] == 7
+
+
+def test_an_order_from_a_file_runs_beside_the_others(make, tmp_path):
+    path = tmp_path / "mine.csv"
+    config = make(cost__blocking=False)
+    order = policies.fixed_orders(config.pipeline.graph(), policies.Policy("gpipe"))
+    path.write_text(order_csv.to_csv(order))
+    config = make(cost__blocking=False, pipeline__order_csvs=(str(path),))
+    runs, _ = simulate.compare(simulate.contenders(config), (0,))
+    found = {run.policy: run.report.makespan_s for run in runs}
+    assert found["mine fixed"] == found["GPipe, fixed"]
+    assert found["mine as hint"] == found["GPipe as hint"]
+
+
+def test_an_order_from_a_file_that_cannot_finish_is_shown_with_its_fault(
+    make, tmp_path
+):
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    changes = {"pipeline__num_ranks": 2, "pipeline__num_microbatches": 2}
+    config = make(**changes, pipeline__order_csvs=(str(path),))
+    with pytest.raises(errors.ConfigError, match=r"(?s)cannot finish.*\n.*!0B0"):
+        simulate.contenders(config)
 
 
 def test_chunks_share_the_work_of_a_rank(make):
     whole = make(jitter__level="J0").draw(0)
-    assert len(whole.compute) == 2 * 4
+    assert len(whole.compute) == 3 * 4
     halves = make(jitter__level="J0", pipeline__placement="interleaved:2").draw(0)
-    assert len(halves.compute) == 2 * 8
+    assert len(halves.compute) == 3 * 8
 
 
 def test_every_disturbance_reaches_the_durations(make):
@@ -179,6 +222,9 @@ def test_every_disturbance_reaches_the_durations(make):
         ({"pipeline__placement": "interleaved:0"}, "'interleaved:0' is not known"),
         ({"cost__transfer_ms": -1.0}, "cost.transfer_ms=-1.0 is below 0"),
         ({"cost__forward_ms": float("nan")}, "cost.forward_ms=nan is below 0"),
+        ({"cost__weight_fraction": 1.5}, "cost.weight_fraction=1.5 is above 1"),
+        ({"cost__weight_residual": -0.5}, "cost.weight_residual=-0.5 is below 0"),
+        ({"pipeline__weight_limit": -1}, "pipeline.weight_limit=-1 is negative"),
         ({"cost__forward_ms": 0.0, "cost__backward_ms": 0.0}, "are both 0"),
         ({"jitter__compute_cv": -0.1}, "jitter.compute_cv=-0.1 is below 0"),
         ({"jitter__straggler_rank": 4}, "jitter.straggler_rank=4 is above 3"),

@@ -153,7 +153,8 @@ class InjectedJitter:
 
     The sleep is alpha * max(base_s, e) * (0.5 + r), r ~ U(0, 1), where e is the moving
     average 0.9 e + 0.1 c of the stage's compute times c of that kind. Here the average
-    runs in microbatch order, so that it does not depend on the schedule.
+    runs in microbatch order, so that it does not depend on the schedule. What takes no
+    time is no task, and gets no sleep.
     """
 
     probability: float
@@ -180,7 +181,8 @@ def with_injected(costs: CostTable, jitter: InjectedJitter, seed: int) -> CostTa
             average = 0.9 * average + 0.1 * seconds
             chance, r = draw.random(), draw.random()
             sleep = jitter.alpha * max(jitter.base_s, average) * (0.5 + r)
-            each.append(seconds + sleep * (chance < jitter.probability))
+            is_hit = chance < jitter.probability and seconds > 0
+            each.append(seconds + sleep * is_hit)
         compute[key] = tuple(each)
     return dataclasses.replace(costs, compute=compute)
 

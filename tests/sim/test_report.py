@@ -1,17 +1,20 @@
 """Where the time went: each idle second has one cause, and no order beats the bound."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rrfp_jax.core import graph, policies
+from rrfp_jax.core import graph, memory, policies
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.core.task import Kind
-from rrfp_jax.core.trace import Trace
+from rrfp_jax.core.trace import Span, Trace
 from rrfp_jax.sim import costs, machine, report, simulator
 from rrfp_jax.sim.report import Bubble
 from tests.core import strategies
+from tests.core.instrument import t
 
 laws = settings(derandomize=True, deadline=None, max_examples=120)
 PAIR = graph.chain(1, (0, 1))
@@ -57,6 +60,43 @@ def test_back_pressure_holds_ready_work():
     assert found.bubbles[0] == Bubble(input_s=7.0, transfer_s=4.0, held_s=11.0)
     free = reported(of, Policy(), table)
     assert free.bubbles[0].held_s == 0.0
+
+
+def test_a_weight_gradient_is_work_that_nothing_waits_for():
+    """F = 1, B = 2, W = 3, link 4: 1W0 runs while 1B0 travels, and 0W0 comes last."""
+    of = dataclasses.replace(PAIR, is_split=True)
+    found = reported(of, Policy("bfw"), costs.constant(of, 1.0, 2.0, 4.0, 3.0))
+    assert found.makespan_s == 17.0
+    assert found.busy_s == (6.0, 6.0)
+    assert found.bubbles == (
+        Bubble(input_s=7.0, transfer_s=4.0),
+        Bubble(fill_drain_s=5.0 + 6.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("in_order", "expected"),
+    [(False, Bubble(input_s=2.0, held_s=3.0)), (True, Bubble(input_s=5.0))],
+)
+def test_a_weight_gradient_is_held_only_once_it_is_its_turn(in_order, expected):
+    """0B1 ends at 5 and 0B0 begins at 8; 0W1 could run meanwhile, unless in order."""
+    of = graph.chain(2, (0, 1), is_split=True)
+    ran = Trace(dataclasses.replace(of, in_order=in_order))
+    here = [("0F0", 0), ("0F1", 1), ("0B1", 4), ("0B0", 8), ("0W0", 9), ("0W1", 10)]
+    there = [("1F1", 2), ("1B1", 3), ("1F0", 6), ("1B0", 7), ("1W0", 8), ("1W1", 9)]
+    for rank, launched in enumerate([here, there]):
+        ran.spans += [Span(t(name), rank, s, s + 1.0) for name, s in launched]
+    assert report.report(ran).bubbles[0] == expected
+
+
+def test_peak_bytes_are_those_of_the_trace_and_zero_where_not_known():
+    """Rank 0 has both Fs begun; rank 1 one F, after a B that keeps half."""
+    of = graph.chain(2, (0, 1), is_split=True)
+    table = costs.constant(of, 1.0, 1.0, weight_s=1.0)
+    kept = memory.constant(of, 10, 0.5)
+    ran = simulator.simulate(of, Policy("bfw"), table, residuals=kept)
+    assert report.report(ran).peak_bytes == (20, 15)
+    assert reported(of, Policy("bfw"), table).peak_bytes == (0, 0)
 
 
 def test_a_rank_without_work_is_all_fill_and_drain():
