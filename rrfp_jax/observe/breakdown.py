@@ -11,6 +11,7 @@ import io
 import statistics
 from collections.abc import Sequence
 
+from rrfp_jax.observe import units
 from rrfp_jax.sim.report import Report
 
 
@@ -42,13 +43,17 @@ _HEADER = (
     "transfer",
     "held",
     "in flight",
+    "residuals",
     "bound",
 )
+_RESIDUALS = _HEADER.index("residuals")
 _Row = tuple[str, ...]
 
 
 def table(runs: Sequence[Run], baseline: str) -> str:
     """Returns an aligned table, a line a policy, in order of first appearance.
+
+    `residuals` is the peak of the fullest rank; the column is there if any run knows.
 
     Args:
       runs: every policy with every seed.
@@ -57,6 +62,8 @@ def table(runs: Sequence[Run], baseline: str) -> str:
     rows: list[_Row] = [_HEADER]
     for policy in dict.fromkeys(run.policy for run in runs):
         rows.append(_row([run for run in runs if run.policy == policy], runs, baseline))
+    if not any(_peak_bytes(runs)):
+        rows = [row[:_RESIDUALS] + row[_RESIDUALS + 1 :] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -68,7 +75,10 @@ def table(runs: Sequence[Run], baseline: str) -> str:
 
 
 def to_csv(runs: Sequence[Run], baseline: str) -> str:
-    """Returns a CSV, a line a run; seconds, and idle time summed over ranks."""
+    """Returns a CSV, a line a run; seconds, and idle time summed over ranks.
+
+    `peak_bytes` is 0 where the residuals are not known.
+    """
     text = io.StringIO()
     records = [_record(run, _speedup(run, runs, baseline)) for run in runs]
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
@@ -86,6 +96,7 @@ def _record(run: Run, speedup: float) -> dict[str, str | float]:
         "bubble_fraction": run.report.bubble_fraction,
         **dataclasses.asdict(run.report.bubble),
         "peak_in_flight": max(run.report.peak_in_flight),
+        "peak_bytes": max(run.report.peak_bytes),
         "lower_bound_s": run.lower_bound_s,
     }
 
@@ -107,8 +118,14 @@ def _row(mine: Sequence[Run], runs: Sequence[Run], baseline: str) -> _Row:
         f"{sum(causes_s) / total_s:.1%}",
         *(f"{cause_s / total_s:.1%}" for cause_s in causes_s),
         str(max(max(run.report.peak_in_flight) for run in mine)),
+        units.bytes_in_words(peak) if (peak := max(_peak_bytes(mine))) else "-",
         f"{statistics.fmean(bounds):.3f}",
     )
+
+
+def _peak_bytes(runs: Sequence[Run]) -> list[int]:
+    """Returns the residuals of the fullest rank of each run; 0 where not known."""
+    return [max(run.report.peak_bytes) for run in runs]
 
 
 def _speedup(run: Run, runs: Sequence[Run], baseline: str) -> float:

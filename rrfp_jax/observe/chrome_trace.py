@@ -2,7 +2,9 @@
 
 A process is a pipeline rank; its threads are its compute and each link that it sends
 on. A flow arrow goes from a task through each transfer of its output to the task that
-was given it. Times are in microseconds, as the trace-event format wants them.
+was given it. Where residuals are known, a counter shows the live bytes of each rank;
+they change when a task is launched, which is shown at its start. Times are in
+microseconds, as the trace-event format wants them.
 
 Source: "Trace Event Format", Google, 2016.
 """
@@ -30,6 +32,7 @@ def to_chrome(trace: Trace) -> dict[str, Any]:
             *_names(trace.graph, threads),
             *(_compute(span) for span in trace.spans),
             *_transfers(trace, threads),
+            *_residuals(trace),
         ],
         "displayTimeUnit": "ms",
     }
@@ -140,6 +143,22 @@ def _transfers(trace: Trace, threads: _Threads) -> list[_Event]:
             begins = {"ts": receiver.start_s * 1e6, "bp": "e"}
             events.append({**flow, "ph": "f", **there, **begins})
     return events
+
+
+def _residuals(trace: Trace) -> list[_Event]:
+    if trace.residuals is None:
+        return []
+    counter = {"name": "live residuals", "cat": "memory", "ph": "C", "tid": _COMPUTE}
+    return [
+        {
+            **counter,
+            "pid": span.rank,
+            "ts": span.start_s * 1e6,
+            "args": {"bytes": num_bytes},
+        }
+        for spans, live in zip(trace.by_rank(), trace.live_bytes(), strict=True)
+        for span, num_bytes in zip(spans, live, strict=True)
+    ]
 
 
 def _times(of: Span | Transfer) -> dict[str, float]:

@@ -15,6 +15,11 @@ DIGIT_EM = 0.64
 PADDING = 1.5
 """Points that a number leaves free in its bar."""
 
+KEY = 0.27
+"""Height of a line of the legend."""
+
+_STRIP = 0.85  # what a strip of live bytes adds to the row of a rank, in rows
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -23,11 +28,14 @@ class Layout:
     Attributes:
       width, height: of the picture.
       left, across: start and width of the time axis.
-      row: height of a rank's row.
+      row: height of a rank's row, without its strip of live bytes.
       name_font: size of the names of the rows, in points.
       font: size of the numbers in bars, in points.
       bottoms: lower edge of each panel.
+      kinds: those in the legend.
       num_keys: lines of the legend.
+      full_bytes: the height of a strip of live bytes; 0 where no panel has any.
+      limit_bytes: what ranks were held to; 0 for nothing.
       longest_s: the end of the time axis.
       unit: of the time axis.
       scale: units in a second.
@@ -41,7 +49,10 @@ class Layout:
     name_font: float
     font: float
     bottoms: tuple[float, ...]
+    kinds: tuple[Kind, ...]
     num_keys: int
+    full_bytes: float
+    limit_bytes: int
     longest_s: float
     unit: str
     scale: float
@@ -59,25 +70,28 @@ class Layout:
         return self.across * 72 / self.longest_s
 
 
-def plan(traces: Sequence[Trace]) -> Layout:
+def plan(traces: Sequence[Trace], limit_bytes: int = 0) -> Layout:
     """Plans a picture of some runs, the first one uppermost."""
     graphs = [trace.graph for trace in traces]
-    num_rows = sum(graph.num_ranks for graph in graphs)
+    num_rows = sum(trace.graph.num_ranks * pitch(trace) for trace in traces)
+    full_bytes = _full_bytes(traces, limit_bytes)
     busiest = max(len(spans) for trace in traces for spans in trace.by_rank())
     across = float(np.clip(0.15 * busiest, 9.0, 20.5))
-    row = float(np.clip(9.0 / num_rows, 0.13, 0.34))
+    row = float(np.clip((12.0 if full_bytes else 9.0) / num_rows, 0.13, 0.34))
     longest_name = max(len(name) for graph in graphs for name in row_names(graph))
     left = 0.35 + 0.07 * longest_name
-    num_keys = 1 if max(map(num_chunks, graphs)) == 1 else len(Kind)
-    bottom, bottoms = 0.66 + 0.27 * num_keys, []
-    for graph in reversed(graphs):
+    kinds = _kinds(traces)
+    num_keys = 1 if max(map(num_chunks, graphs)) == 1 else len(kinds)
+    num_keys += full_bytes > 0
+    bottom, bottoms = 0.66 + KEY * num_keys, []
+    for trace in reversed(traces):
         bottoms.append(bottom)
-        bottom += graph.num_ranks * row + 0.5
+        bottom += trace.graph.num_ranks * pitch(trace) * row + 0.5
     longest_s = max(trace.makespan_s for trace in traces) or 1.0
     unit, scale = _unit(longest_s)
     name_font = min(7.0, row * 38)
     return Layout(
-        width=left + across + 0.35,
+        width=left + across + (0.75 if full_bytes else 0.35),
         height=bottom - 0.05,
         left=left,
         across=across,
@@ -85,11 +99,30 @@ def plan(traces: Sequence[Trace]) -> Layout:
         name_font=name_font,
         font=_font(traces, across * 72 / longest_s, name_font),
         bottoms=tuple(reversed(bottoms)),
+        kinds=kinds,
         num_keys=num_keys,
+        full_bytes=full_bytes,
+        limit_bytes=limit_bytes,
         longest_s=longest_s,
         unit=unit,
         scale=scale,
     )
+
+
+def pitch(trace: Trace) -> float:
+    """Returns the distance from a rank to the next, in rows."""
+    return 1.0 if trace.residuals is None else 1.0 + _STRIP
+
+
+def _full_bytes(traces: Sequence[Trace], limit_bytes: int) -> float:
+    known = [trace.peak_bytes() for trace in traces if trace.residuals is not None]
+    return 1.08 * max(*map(max, known), limit_bytes, 1) if known else 0.0
+
+
+def _kinds(traces: Sequence[Trace]) -> tuple[Kind, ...]:
+    """Returns F, B, and W where there is one."""
+    found = {span.task.kind for trace in traces for span in trace.spans}
+    return tuple(kind for kind in Kind if kind is not Kind.W or kind in found)
 
 
 def _unit(longest_s: float) -> tuple[str, float]:

@@ -1,7 +1,10 @@
-"""Colours of tasks: cold forwards, warm backwards, lighter early, darker late.
+"""Colours of tasks: cold forwards, warm backwards, green weight gradients; lighter
+early, darker late.
 
 Blue against orange survives every common colour blindness, and the families also differ
-where a rank holds several stages: chunks go from blue to cyan, and from red to gold.
+where a rank holds several stages: chunks go from blue to cyan, from red to gold, and
+from mint to sage. The greens are bluish and dull, since clear ones look like orange to
+many people; they were chosen by their distance from all other shades as those see them.
 """
 
 import numpy as np
@@ -15,11 +18,14 @@ Shades = npt.NDArray[np.float64]
 IDLE = "#e7eaed"
 INK = "#22282f"
 FAINT = "#8a929b"
+MEMORY = "#b9a9d6"
+MEMORY_EDGE = "#5b4a86"
 
 # (light, dark) of the first and of the last chunk of a rank.
 _RAMPS = {
     Kind.F: (("#bdd6f0", "#0b4a91"), ("#a3dcf2", "#00647f")),
     Kind.B: (("#f9c0a2", "#b23a0e"), ("#f6dd86", "#8f6b00")),
+    Kind.W: (("#a7e0c4", "#00664a"), ("#c9dfc4", "#2f5330")),
 }
 
 

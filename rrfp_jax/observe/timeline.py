@@ -1,48 +1,56 @@
 """Pictures of what every rank did: one panel a run, all on one time axis.
 
 A row is a rank, a bar a task, its number the microbatch. Forwards are cold, backwards
-warm; light is the first microbatch of the step and dark the last, so a schedule that
-reorders shows as a change of shade. Where a rank holds several stages, each of its
-chunks has a hue of its own. What stays grey is idle.
+warm, weight gradients green; light is the first microbatch of the step and dark the
+last, so a schedule that reorders shows as a change of shade. Where a rank holds several
+stages, each of its chunks has a hue of its own. What stays grey is idle. Where it is
+known what tasks keep, a strip below each rank shows the bytes that are live.
 """
 
 import pathlib
 import textwrap
 from collections.abc import Sequence
 
-import numpy as np
-from matplotlib import axes, collections, colors, figure
+from matplotlib import axes, collections, figure
 
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Kind
 from rrfp_jax.core.trace import Span, Trace
 from rrfp_jax.observe import layout as layouts
-from rrfp_jax.observe import palette
+from rrfp_jax.observe import legend, palette, strips, units
 from rrfp_jax.observe.layout import Layout
 from rrfp_jax.sim import report
 
 _BAR = 0.86  # height of a bar; rows are 1 apart
-_NAMES = {Kind.F: "forward", Kind.B: "backward"}
-_IDLE_SHADES = np.array([colors.to_rgb(palette.IDLE)])
 
 
 def draw(
-    panels: Sequence[tuple[str, Trace]], path: str | pathlib.Path, dpi: int = 130
+    panels: Sequence[tuple[str, Trace]],
+    path: str | pathlib.Path,
+    limit_bytes: int | None = None,
+    dpi: int = 130,
 ) -> None:
     """Writes the picture that `compose` makes as a PNG.
 
     Args:
       panels: (title, trace) of each run, the uppermost first.
       path: of the file.
+      limit_bytes: a limit on the residuals of a rank, drawn where they are known; None
+        or 0 for none.
       dpi: pixels an inch; the picture is 10 to 22 inches wide.
 
     Raises:
       ValueError: there is no panel.
     """
-    compose(panels, dpi).savefig(path, format="png", facecolor="white")
+    picture = compose(panels, limit_bytes, dpi)
+    picture.savefig(path, format="png", facecolor="white")
 
 
-def compose(panels: Sequence[tuple[str, Trace]], dpi: int = 130) -> figure.Figure:
+def compose(
+    panels: Sequence[tuple[str, Trace]],
+    limit_bytes: int | None = None,
+    dpi: int = 130,
+) -> figure.Figure:
     """Draws runs one above another, so that equal times are above each other.
 
     Raises:
@@ -50,47 +58,56 @@ def compose(panels: Sequence[tuple[str, Trace]], dpi: int = 130) -> figure.Figur
     """
     if not panels:
         raise ValueError("a timeline needs at least one run.")
-    layout = layouts.plan([trace for _, trace in panels])
+    layout = layouts.plan([trace for _, trace in panels], limit_bytes or 0)
     picture = figure.Figure(figsize=(layout.width, layout.height), dpi=dpi)
     for (title, trace), bottom in zip(panels, layout.bottoms, strict=True):
-        up = trace.graph.num_ranks * layout.row
+        up = trace.graph.num_ranks * layouts.pitch(trace) * layout.row
         panel = picture.add_axes(layout.box(layout.left, bottom, layout.across, up))
         _draw_panel(panel, title, trace, layout)
     panel.tick_params(axis="x", length=3, labelbottom=True)
     panel.set_xlabel(f"time ({layout.unit})", fontsize=8, color=palette.INK)
-    _draw_legend(picture, [trace.graph for _, trace in panels], layout)
+    legend.draw(picture, [trace.graph for _, trace in panels], layout)
     return picture
 
 
 def _draw_panel(panel: axes.Axes, title: str, trace: Trace, layout: Layout) -> None:
-    num_ranks, scale = trace.graph.num_ranks, layout.scale
+    scale, rows = layout.scale, _rows(trace)
     panel.set_xlim(0, layout.longest_s * scale)
-    panel.set_ylim(num_ranks - 0.5, -0.5)
+    panel.set_ylim(_lower_edge(trace), -0.5)
     names = layouts.row_names(trace.graph)
-    panel.set_yticks(range(num_ranks), labels=names, fontsize=layout.name_font)
+    panel.set_yticks(rows, labels=names, fontsize=layout.name_font)
     panel.tick_params(axis="y", length=0, pad=4, colors=palette.INK)
     panel.tick_params(
         axis="x", labelsize=7, colors=palette.INK, length=0, labelbottom=False
     )
     panel.grid(axis="x", color="white", linewidth=1)
     panel.spines[:].set_visible(False)
-    idle = [
-        (0, rank - _BAR / 2, trace.makespan_s * scale, _BAR)
-        for rank in range(num_ranks)
-    ]
+    idle = [(0, row - _BAR / 2, trace.makespan_s * scale, _BAR) for row in rows]
     panel.add_collection(_rectangles(idle, palette.IDLE, zorder=0), autolim=False)
     _draw_tasks(panel, trace, layout)
+    if trace.residuals is not None:
+        strips.draw(panel, trace, layout, [row + _BAR / 2 for row in rows])
     _draw_end(panel, trace, layout)
     _draw_title(panel, title, trace, layout)
 
 
+def _rows(trace: Trace) -> list[float]:
+    """Returns where the bars of each rank are centred."""
+    pitch = layouts.pitch(trace)
+    return [rank * pitch for rank in range(trace.graph.num_ranks)]
+
+
+def _lower_edge(trace: Trace) -> float:
+    return trace.graph.num_ranks * layouts.pitch(trace) - 0.5
+
+
 def _draw_tasks(panel: axes.Axes, trace: Trace, layout: Layout) -> None:
-    scale = layout.scale
+    scale, rows = layout.scale, _rows(trace)
     shades = _Shades(trace.graph)
     rectangles = [
         (
             span.start_s * scale,
-            span.rank - _BAR / 2,
+            rows[span.rank] - _BAR / 2,
             (span.end_s - span.start_s) * scale,
             _BAR,
         )
@@ -103,7 +120,7 @@ def _draw_tasks(panel: axes.Axes, trace: Trace, layout: Layout) -> None:
         if span.task.kind in numbered and _fits(span, layout):
             panel.text(
                 (span.start_s + span.end_s) / 2 * scale,
-                span.rank,
+                rows[span.rank],
                 str(span.task.microbatch),
                 fontsize=layout.font,
                 color=palette.ink_on(rgb),
@@ -163,19 +180,19 @@ def _rectangles(
 
 def _draw_end(panel: axes.Axes, trace: Trace, layout: Layout) -> None:
     """Marks the makespan, and how much sooner than the longest run it is."""
-    end_s, num_ranks = trace.makespan_s, trace.graph.num_ranks
+    end_s, lower = trace.makespan_s, _lower_edge(trace)
     panel.plot(
         [end_s * layout.scale] * 2,
-        [-0.5, num_ranks - 0.5],
+        [-0.5, lower],
         color=palette.INK,
         linewidth=1.4,
         clip_on=False,
     )
     gap = (layout.longest_s - end_s) * layout.points_per_s
     is_wide = gap > 60
-    if gap < 14 or (not is_wide and num_ranks * layout.row < 1):
+    if gap < 14 or (not is_wide and (lower + 0.5) * layout.row < 1):
         return
-    middle = num_ranks / 2 - 0.5
+    middle = (lower - 0.5) / 2
     panel.text(
         (layout.longest_s + end_s) / 2 * layout.scale,
         middle,
@@ -202,57 +219,10 @@ def _draw_title(panel: axes.Axes, title: str, trace: Trace, layout: Layout) -> N
         f"makespan {makespan}     bubble {figures.bubble_fraction:.1%}     "
         f"peak in flight {max(figures.peak_in_flight)}"
     )
+    if trace.residuals is not None:
+        peak = units.bytes_in_words(max(figures.peak_bytes))
+        right += f"     peak residuals {peak}"
     room = layout.across * 72 - len(right) * 9 * 0.6
     left = textwrap.shorten(title, max(8, int(room / (10 * 0.68))), placeholder=" …")
     panel.set_title(left, loc="left", fontsize=10, fontweight="bold", pad=5)
     panel.set_title(right, loc="right", fontsize=9, pad=5)
-
-
-def _draw_legend(
-    picture: figure.Figure, graphs: Sequence[PipelineGraph], layout: Layout
-) -> None:
-    """Draws a strip of shades for each kind and chunk, and a patch for idle."""
-    num_chunks = max(map(layouts.num_chunks, graphs))
-    last = max(graph.num_microbatches for graph in graphs) - 1
-    wide = min(1.7, (layout.across - 2.4) / num_chunks)
-    x, y = layout.left, 0.12 + 0.27 * (layout.num_keys - 1)
-    for kind in Kind:
-        _write(picture, layout, x, y, _NAMES[kind])
-        for chunk in range(num_chunks):
-            box = layout.box(x + 0.65 + chunk * wide, y, wide - 0.07, 0.2)
-            shades = palette.ramp(kind, chunk, num_chunks, last + 1)
-            name = f"chunk {chunk}" if num_chunks > 1 else "microbatch"
-            _draw_strip(picture.add_axes(box), shades, name)
-        if layout.num_keys == 1:
-            x += 0.65 + wide + 0.25
-        else:
-            y -= 0.27
-    if layout.num_keys > 1:
-        x, y = layout.left + 0.65 + num_chunks * wide + 0.25, 0.12 + 0.27
-    _write(picture, layout, x, y, "idle")
-    _draw_strip(picture.add_axes(layout.box(x + 0.35, y, 0.4, 0.2)), _IDLE_SHADES, "")
-
-
-def _write(
-    picture: figure.Figure, layout: Layout, x: float, y: float, text: str
-) -> None:
-    at = (x / layout.width, (y + 0.1) / layout.height)
-    picture.text(*at, text, fontsize=8, color=palette.INK, va="center")
-
-
-def _draw_strip(strip: axes.Axes, shades: palette.Shades, name: str) -> None:
-    strip.imshow(shades[None], aspect="auto", extent=(0, 1, 0, 1))
-    strip.set_axis_off()
-    last = len(shades) - 1
-    ends = (("0", 0.03, "left", 0), (str(last), 0.97, "right", last))
-    for text, x, align, shade in (*ends, (name, 0.5, "center", last // 2)):
-        if name:
-            strip.text(
-                x,
-                0.48,
-                text,
-                fontsize=7,
-                color=palette.ink_on(shades[shade]),
-                ha=align,
-                va="center_baseline",
-            )

@@ -46,12 +46,14 @@ class Report:
       busy_s: seconds of compute, by rank.
       bubbles: idle seconds by cause, by rank.
       peak_in_flight: microbatches begun and unfinished, by rank.
+      peak_bytes: the most residuals live at once, by rank; 0 where not known.
     """
 
     makespan_s: float
     busy_s: tuple[float, ...]
     bubbles: tuple[Bubble, ...]
     peak_in_flight: tuple[int, ...]
+    peak_bytes: tuple[int, ...]
 
     @property
     def bubble(self) -> Bubble:
@@ -104,6 +106,7 @@ def report(trace: Trace, blocking: bool = False) -> Report:
             for spans, moves in zip(by_rank, occupied, strict=True)
         ),
         peak_in_flight=tuple(trace.peak_in_flight()),
+        peak_bytes=tuple(trace.peak_bytes()),
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rrfp_jax.core import graph, placement, policies
+from rrfp_jax.core import graph, memory, placement, policies
 from rrfp_jax.sim import costs, simulator
 
 
@@ -10,12 +10,21 @@ from rrfp_jax.sim import costs, simulator
 def simulate():
     """Returns a function that simulates a jittered step."""
 
-    def run(num_ranks, num_microbatches, order="readiness", placed=None):
+    def run(
+        num_ranks,
+        num_microbatches,
+        order="readiness",
+        placed=None,
+        hint="bf",
+        forward_bytes=None,
+    ):
+        policy = policies.Policy(hint=hint, order=order)
         placed = placed or placement.one_each(num_ranks)
-        steps = graph.chain(num_microbatches, placed)
-        drawn = costs.constant(steps, 0.010, 0.020, 0.001)
+        steps = policy.applied_to(graph.chain(num_microbatches, placed))
+        drawn = costs.constant(steps, 0.010, 0.020, 0.001, 0.010 * steps.is_split)
         drawn = costs.with_lognormal(drawn, 0.3, seed=0)
         drawn = costs.with_lognormal_transfers(drawn, 1.0, seed=0)
-        return simulator.simulate(steps, policies.Policy(order=order), drawn)
+        kept = forward_bytes and memory.constant(steps, forward_bytes, 0.5)
+        return simulator.simulate(steps, policy, drawn, residuals=kept)
 
     return run

@@ -4,7 +4,7 @@ import collections
 import itertools
 import json
 
-from rrfp_jax.core import graph, placement, policies, task, trace
+from rrfp_jax.core import graph, memory, placement, policies, task, trace
 from rrfp_jax.observe import chrome_trace
 from rrfp_jax.sim import costs, simulator
 
@@ -65,6 +65,31 @@ def test_events_of_a_thread_never_overlap_and_flows_go_forward(simulate):
             assert start + duration <= following + 1e-6
     assert len(flows) == 2 * 16 * 6
     assert all(flow["s"] <= flow["t"] <= flow["f"] for flow in flows.values())
+
+
+def test_weight_gradients_are_slices_and_live_residuals_a_counter():
+    """Each F keeps 100 bytes for its B, and B keeps 60 of them for its W."""
+    steps = graph.chain(1, placement.one_each(2), is_split=True)
+    drawn = costs.constant(steps, 1e-6, 2e-6, 0.5e-6, weight_s=4e-6)
+    kept = memory.constant(steps, 100, 0.6)
+    ran = simulator.simulate(steps, policies.Policy("bfw"), drawn, residuals=kept)
+    events = chrome_trace.to_chrome(ran)["traceEvents"]
+    weights = [e for e in events if e["ph"] == "X" and e["name"].startswith("0W")]
+    assert [(e["name"], e["cat"], e["tid"]) for e in weights] == [("0W0", "compute", 0)]
+    assert weights[0]["args"] == {"kind": "W", "stage": 0, "microbatch": 0}
+    counters = [
+        (e["name"], e["pid"], round(e["ts"], 6), e["args"])
+        for e in events
+        if e["ph"] == "C"
+    ]
+    assert counters == [
+        ("live residuals", 0, 0.0, {"bytes": 100}),
+        ("live residuals", 0, 5.0, {"bytes": 60}),
+        ("live residuals", 0, 7.0, {"bytes": 0}),
+        ("live residuals", 1, 1.5, {"bytes": 100}),
+        ("live residuals", 1, 2.5, {"bytes": 60}),
+        ("live residuals", 1, 4.5, {"bytes": 0}),
+    ]
 
 
 def test_transfers_that_overlap_on_a_link_get_threads_of_their_own():

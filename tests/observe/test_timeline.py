@@ -8,8 +8,13 @@ import pytest
 from matplotlib.backends import backend_agg
 from PIL import Image
 
-from rrfp_jax.core import graph, placement, trace
+from rrfp_jax.core import graph, memory, placement, trace
+from rrfp_jax.core.task import Kind
+from rrfp_jax.core.trace import Span, Trace
 from rrfp_jax.observe import palette, timeline
+from tests.core.instrument import t
+
+MIB = 2**20
 
 
 def texts_of(picture):
@@ -53,7 +58,41 @@ def test_no_two_labels_overlap_and_all_are_inside(
         (f"{o}, a name", simulate(num_ranks, num_microbatches, o, placed))
         for o in orders
     ]
-    picture = timeline.compose(panels)
+    assert_readable(timeline.compose(panels))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "placed"),
+    [
+        (1, 1, None),
+        (4, 8, None),
+        (16, 32, None),
+        (8, 16, placement.v_shaped(8)),
+        (4, 8, placement.interleaved(4, 4)),
+    ],
+    ids=["1x1", "4x8", "16x32", "V", "four chunks"],
+)
+def test_no_two_labels_overlap_where_memory_is_shown(
+    simulate, num_ranks, num_microbatches, placed
+):
+    panels = [
+        (
+            "split",
+            simulate(
+                num_ranks,
+                num_microbatches,
+                placed=placed,
+                hint=hint,
+                forward_bytes=kept,
+            ),
+        )
+        for hint, kept in [("bfw", 51 * MIB), ("bfw_memory", 51 * MIB), ("bf", None)]
+    ]
+    assert_readable(timeline.compose(panels, limit_bytes=1020 * MIB))
+
+
+def assert_readable(picture):
+    """No text is cut off, or on top of another."""
     boxes = texts_of(picture)
     assert len(boxes) > 10
     for _, box in boxes:
@@ -84,6 +123,86 @@ def test_an_endless_title_is_shortened(simulate):
     assert right.startswith("makespan")
 
 
+def words_of(picture):
+    return [words for words, _ in texts_of(picture)]
+
+
+def colours_of(picture):
+    """The colours of the bars of the first panel."""
+    bars = max(picture.axes[0].collections, key=lambda each: len(each.get_facecolor()))
+    return {tuple(rgba[:3]) for rgba in bars.get_facecolor()}
+
+
+def test_weight_gradients_are_green_and_in_the_legend_only_where_there_are_any(
+    simulate,
+):
+    whole, split = (
+        timeline.compose([("one", simulate(2, 4, hint=hint))]) for hint in ("bf", "bfw")
+    )
+    greens = set(map(tuple, palette.ramp(Kind.W, 0, 1, 4)))
+    assert greens <= colours_of(split)
+    assert not greens & colours_of(whole)
+    legend = ["forward", "backward", "idle"]
+    assert [word for word in words_of(whole) if word in (*legend, "weights")] == legend
+    assert "weights" in words_of(split)
+
+
+def split_in_two():
+    """One rank, one microbatch: F from 0 to 1 s, B from 2 to 4, W from 4 to 5."""
+    steps = graph.chain(1, (0,), is_split=True)
+    ran = Trace(steps, memory.constant(steps, 40 * MIB, 0.75))
+    for task, start_s, end_s in [("0F0", 0, 1), ("0B0", 2, 4), ("0W0", 4, 5)]:
+        ran.spans.append(Span(t(task), 0, float(start_s), float(end_s)))
+    return ran
+
+
+def test_a_strip_steps_at_launches_and_its_peak_is_named():
+    picture = timeline.compose([("one", split_in_two())])
+    panel = picture.axes[0]
+    (curve,) = [x for x in panel.lines if x.get_drawstyle() == "steps-post"]
+    times_ms, heights = curve.get_data()
+    assert list(times_ms) == [0, 0, 2000, 4000, 5000]
+    low, full = heights[0], heights[1]
+    bottom, _ = panel.get_ylim()  # the axis points down
+    assert bottom > low > full > 0.43, "it must be below the bar, inside the panel"
+    assert (low - heights) / (low - full) == pytest.approx([0, 1, 0.75, 0, 0])
+    assert "40 MiB" in words_of(picture)
+    assert "peak residuals 40 MiB" in panel.get_title(loc="right")
+
+
+def dashed_of(picture):
+    """The dashed lines in the first panel."""
+    return [x for x in picture.axes[0].lines if x.is_dashed()]
+
+
+def test_a_limit_is_a_dashed_line_at_its_height():
+    picture = timeline.compose([("one", split_in_two())], limit_bytes=60 * MIB)
+    (curve,) = [x for x in picture.axes[0].lines if x.get_drawstyle() == "steps-post"]
+    low, full = curve.get_ydata()[:2]
+    (limit,) = dashed_of(picture)
+    assert (low - limit.get_ydata()) / (low - full) == pytest.approx([1.5, 1.5])
+    assert "limit 60 MiB" in words_of(picture)
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 0])
+def test_without_a_limit_there_is_no_dashed_line(limit_bytes):
+    picture = timeline.compose([("one", split_in_two())], limit_bytes)
+    assert dashed_of(picture) == []
+    assert not [words for words in words_of(picture) if words.startswith("limit")]
+
+
+def test_without_residuals_nothing_is_said_of_memory(simulate):
+    ran = simulate(4, 8)
+    bare, limited = (
+        timeline.compose([("one", ran)], limit_bytes) for limit_bytes in (None, MIB)
+    )
+    assert words_of(bare) == words_of(limited)
+    assert not {"memory", "0 B"} & set(words_of(bare))
+    assert "residuals" not in bare.axes[0].get_title(loc="right")
+    assert tuple(bare.get_size_inches()) == tuple(limited.get_size_inches())
+    assert bare.axes[0].get_ylim() == (3.5, -0.5)
+
+
 def test_draw_writes_a_png_of_sensible_size(simulate, tmp_path):
     timeline.draw([("one", simulate(2, 4))], tmp_path / "one.png", dpi=100)
     with Image.open(tmp_path / "one.png") as image:
@@ -99,13 +218,6 @@ def test_an_empty_step_can_be_drawn():
 def test_no_panel_is_refused():
     with pytest.raises(ValueError, match="at least one run"):
         timeline.compose([])
-
-
-def test_later_microbatches_and_other_chunks_look_different():
-    shades = palette.ramp("F", 0, 2, 8)
-    assert shades.shape == (8, 3)
-    assert all(shades[j].sum() > shades[j + 1].sum() for j in range(7))
-    assert abs(shades - palette.ramp("F", 1, 2, 8)).max() > 0.05
 
 
 def test_pyplot_and_its_global_state_are_left_alone():

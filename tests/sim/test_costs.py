@@ -147,11 +147,11 @@ def test_a_sleep_follows_with_probability_p_and_lasts_half_to_one_and_a_half(
 
 
 def test_the_moving_average_takes_a_tenth_of_each_compute_time():
-    """e = 0.9 e + 0.1 c: after 10, 10, 0 it is 9; a sleep every time shows it."""
+    """e = 0.9 e + 0.1 c: after 10, 10, ~0 it is 9; a sleep every time shows it."""
     of = graph.chain(3, (0,))
     given = costs.constant(of, 0.0, 0.0)
     table = costs.CostTable(
-        given.compute | {(Kind.F, 0): (10.0, 10.0, 0.0)}, given.transfer
+        given.compute | {(Kind.F, 0): (10.0, 10.0, 1e-9)}, given.transfer
     )
     draws = [
         costs.with_injected(table, InjectedJitter(1.0, 0.0, 1.0), s) for s in range(400)
