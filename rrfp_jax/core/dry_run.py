@@ -6,6 +6,7 @@ at best, how much it holds, and whether it finishes at all.
 """
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Sequence
 
 from rrfp_jax.core.graph import PipelineGraph
@@ -123,9 +124,10 @@ def check_finishes(orders: Sequence[Order], graph: PipelineGraph) -> DryRun:
     """
     ran = dry_run(orders, graph)
     if not ran.is_finished:
+        grid = textwrap.indent(str(ran), "  ")
         raise ConfigError(
             "the fixed order cannot finish: its ranks wait for each other, at the "
-            f"tasks marked with an exclamation mark.\n{ran}\n"
+            f"tasks marked with an exclamation mark.\n{grid}\n"
             "  Reorder these tasks, or use the order as a hint: "
             "--config.pipeline.order=readiness --config.pipeline.hint=FILE."
         )

@@ -24,6 +24,7 @@ which would otherwise starve.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -46,17 +47,22 @@ class Residuals:
 
     num_bytes: Mapping[Node, tuple[int, ...]]
 
+    @functools.cached_property
+    def _added(self) -> Mapping[Node, tuple[int, ...]]:
+        added: dict[Node, tuple[int, ...]] = {}
+        for (kind, stage), forward in self.num_bytes.items():
+            if kind is Kind.F:
+                backward = self.num_bytes[Kind.B, stage]
+                pairs = zip(forward, backward, strict=True)
+                added[Kind.F, stage] = forward
+                added[Kind.B, stage] = tuple(kept - used for used, kept in pairs)
+                added[Kind.W, stage] = tuple(-kept for kept in backward)
+        return added
+
     def added(self, task: Task) -> int:
         """Returns by how much the launch of `task` changes the bytes of its rank."""
         kind, stage, j = task
-        match kind:
-            case Kind.F:
-                return self.num_bytes[Kind.F, stage][j]
-            case Kind.B:
-                kept = self.num_bytes[Kind.B, stage][j]
-                return kept - self.num_bytes[Kind.F, stage][j]
-            case Kind.W:
-                return -self.num_bytes[Kind.B, stage][j]
+        return self._added[kind, stage][j]
 
     def most(self, stage: int, microbatch: int) -> int:
         """Returns the most bytes that a microbatch holds for a stage."""

@@ -92,6 +92,48 @@ def test_local_order_is_forward_ascending_backward_descending():
     assert of.stages_of == ((0, 3), (1, 2))
 
 
+def test_a_split_backward_has_a_w_wherever_something_is_trained():
+    """Stage 0 is frozen; stage 1 is frozen but passes a cotangent on from stage 2."""
+    of = PipelineGraph(
+        4,
+        1,
+        ((0, 3), (1, 2), (2, 3)),
+        (0, 0, 0, 0),
+        frozen=frozenset({0, 2}),
+        is_split=True,
+    )
+    assert of.tasks() == ts("0F0 1F0 2F0 3F0 3B0 3W0 2B0 1B0 1W0")
+    assert of.inputs(t("1W0")) == (t("1B0"),)
+    assert of.successors(t("1B0")) == (t("1W0"),)
+    assert of.successors(t("1W0")) == ()
+    assert not of.exists(t("2W0"))
+
+
+def test_in_order_each_w_has_its_turn():
+    """Microbatch 1 skips stage 0, so the turn passes from 0 to 2."""
+    of = PipelineGraph(
+        2,
+        3,
+        ((0, 1),),
+        (0, 1),
+        frozenset({(0, 1)}),
+        is_split=True,
+        in_order=True,
+    )
+    assert of.inputs(t("0W0")) == (t("0B0"),)
+    assert set(of.inputs(t("0W2"))) == {t("0B2"), t("0W0")}
+    assert set(of.inputs(t("1W2"))) == {t("1B2"), t("1W1")}
+    assert of.successors(t("0W0")) == (t("0W2"),)
+    assert of.successors(t("0B0")) == (t("0W0"),)
+    assert of.turns == ({0: None, 2: 0}, {0: None, 1: 0, 2: 1})
+    assert [of.next_turn(0, j) for j in (None, 0, 2)] == [0, 2, None]
+
+
+def test_order_without_a_split_backward_is_refused():
+    with pytest.raises(ConfigError, match="only where W is a task of its own"):
+        PipelineGraph(1, 1, (), (0,), in_order=True)
+
+
 def test_placements():
     """One each, round-robin, the V, and a tower on the ranks of another."""
     assert placement.one_each(3) == (0, 1, 2)
@@ -99,6 +141,7 @@ def test_placements():
     assert placement.v_shaped(3) == (0, 1, 2, 2, 1, 0)
     shared = PipelineGraph(5, 1, TOWERS, (0, 1, 0, 0, 1))
     assert shared.stages_of == ((0, 2, 3), (1, 4))
+    assert placement.colocated(2, 3) == (0, 1, 0, 1, 2)
     assert shared.num_ranks == 2
     assert shared.loss_stage == 4
 

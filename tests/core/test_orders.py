@@ -120,6 +120,38 @@ def test_interleaved_1f1b_finishes_with_megatrons_warm_up(ranks, chunks):
     ]
 
 
+def test_a_larger_group_of_microbatches_warms_up_longer():
+    """Megatron: 2(P - r - 1) + (C - 1)N, N microbatches a chunk's turn."""
+    of = graph.chain(12, placement.interleaved(2, 2))
+    found = orders.one_forward_one_backward(of, group=4)
+    dry_run.check_finishes(found, of)
+    assert [warm_up(order) for order in found] == [7, 5]
+    assert list(found[0][:8]) == ts("0F0 0F1 0F2 0F3 2F0 2F1 2F2 2B0")
+
+
+def test_a_last_group_that_still_feeds_every_rank_is_legal():
+    """M mod N = 2 = P; Megatron refuses only a remainder below P."""
+    of = graph.chain(10, placement.interleaved(2, 2))
+    found = orders.one_forward_one_backward(of, group=4)
+    dry_run.check_finishes(found, of)
+    for rank, order in enumerate(found):
+        assert sorted(order) == sorted(of.tasks(rank))
+
+
+@pytest.mark.parametrize(
+    ("count", "group", "message"),
+    [
+        (8, 1, "microbatch_group=1 is not between the 2 ranks and the 8 microbatches"),
+        (8, 9, "microbatch_group=9 is not between"),
+        (9, 4, "9 microbatches on 2 ranks x 2 chunks in groups of 4"),
+    ],
+)
+def test_a_group_that_starves_a_rank_is_refused(count, group, message):
+    of = graph.chain(count, placement.interleaved(2, 2))
+    with pytest.raises(ConfigError, match=message):
+        orders.one_forward_one_backward(of, group=group)
+
+
 def test_deep_interleaved_1f1b_deepens_all_ranks_alike():
     """Half of rank 0's warm-up of 10 more, for every rank: 5 deeper."""
     of = graph.chain(12, placement.interleaved(4, 2))
@@ -172,7 +204,7 @@ def test_a_deadlock_is_found_and_every_stuck_task_is_named():
     text = str(caught.value)
     assert "cannot finish: its ranks wait for each other" in text
     assert "!0B0" in text
-    grid = [line for line in text.splitlines() if line.startswith("rank")]
+    grid = [line for line in text.splitlines() if "rank" in line and "|" in line]
     assert grid[0].endswith("  misses 1B0")
     assert grid[1].endswith("  misses 0F1")
     assert "!1F1" in grid[1]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from rrfp_jax.core import graph, order_csv, orders
 from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.policies import Policy
 from rrfp_jax.errors import ConfigError
 from tests.core import strategies
 from tests.core.instrument import ts
@@ -37,6 +38,42 @@ def test_what_is_written_reads_the_same_less_what_the_step_skips(of):
     text = order_csv.to_csv(orders.gpipe(whole))
     assert order_csv.from_csv(text, whole, "x.csv") == orders.gpipe(whole)
     assert order_csv.from_csv(text, of, "x.csv") == orders.gpipe(of)
+
+
+SPLIT = dataclasses.replace(CHAIN, is_split=True)
+
+
+def test_an_input_gradient_is_an_i_as_pytorch_writes_it():
+    orders_of = [tuple(ts("0F0 0B0 0W0")), tuple(ts("1F0 1B0 1W0"))]
+    text = order_csv.to_csv(orders_of)
+    assert text == "0F0,0I0,0W0\n1F0,1I0,1W0\n"
+    assert order_csv.is_split(text)
+    assert read(text, SPLIT) == orders_of
+
+
+def test_a_b_beside_an_i_is_a_whole_backward():
+    """PyTorch's zero-bubble orders mix them."""
+    found = read("0F0,0B0\n1F0,1I0,1W0\n", SPLIT)
+    assert found == [tuple(ts("0F0 0B0 0W0")), tuple(ts("1F0 1B0 1W0"))]
+
+
+def test_a_file_without_i_orders_a_split_backward_too():
+    text = "0F0,0B0\n1F0,1B0\n"
+    assert not order_csv.is_split(text)
+    assert read(text, SPLIT)[0] == tuple(ts("0F0 0B0 0W0"))
+
+
+def test_the_policy_splits_the_backward_for_a_file_that_does(tmp_path):
+    path = tmp_path / "order.csv"
+    path.write_text("0F0,0I0,0W0\n1F0,1I0,1W0\n")
+    assert Policy(str(path)).is_split
+    path.write_text("0F0,0B0\n1F0,1B0\n")
+    assert not Policy(str(path)).is_split
+
+
+def test_a_file_that_splits_is_no_order_of_a_whole_backward():
+    with pytest.raises(ConfigError, match=r"bad.csv, line 1 lists, .* 0W0"):
+        read("0F0,0I0,0W0\n1F0,1I0,1W0\n")
 
 
 def test_a_rank_without_work_in_this_step_has_an_empty_order():

@@ -25,6 +25,12 @@ def ran(policy, of=CHAIN):
         ({"back_pressure": "none"}, "pipeline.back_pressure='none' is not known"),
         ({"in_flight_limit": 0}, "pipeline.in_flight_limit=0 lets no microbatch"),
         ({"launch_ahead": 0}, "pipeline.launch_ahead=0 launches nothing"),
+        ({"split": "never"}, "pipeline.split='never' is not known.*as_needed, always"),
+        ({"weight_limit": -1}, "pipeline.weight_limit=-1 is negative"),
+        ({"memory_limit_gb": -0.5}, "pipeline.memory_limit_gb=-0.5 is negative"),
+        ({"memory_limit_gb": float("nan")}, "pipeline.memory_limit_gb=nan is neg"),
+        ({"in_flight_taper": -1.0}, "pipeline.in_flight_taper=-1.0 is negative"),
+        ({"microbatch_group": -2}, "pipeline.microbatch_group=-2 is negative"),
     ],
 )
 def test_an_unknown_value_is_refused_with_the_legal_ones(changes, message):
@@ -41,10 +47,27 @@ def test_the_defaults_are_the_papers_with_two_launches_ahead():
     assert not Policy().is_split
 
 
-@pytest.mark.parametrize("hint", ["gpipe", "1f1b", "deep_1f1b"])
+def test_what_needs_weight_gradients_as_tasks_splits_the_backward():
+    split = [h for h in policies.RULES + policies.ORDERS if Policy(h).is_split]
+    assert split == ["bfw", "bfw_memory", "zb_h1", "zb_h2", "zb_v", "v_half"]
+    assert Policy("bf", deterministic=True).is_split
+    assert Policy("bf", split="always").is_split
+    assert Policy("bf", deterministic=True).applied_to(CHAIN).in_order
+
+
+def test_the_limit_tapers_towards_the_loss_and_never_below_one():
+    table = costs.constant(CHAIN, [1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 9.0])
+    policy = Policy("f_priority", in_flight_limit=5, in_flight_taper=2.5)
+    peaks = simulator.simulate(CHAIN, policy, table).peak_in_flight()
+    assert peaks == [5, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "hint", ["gpipe", "1f1b", "deep_1f1b", "eager_1f1b", "zb_h1", "zb_h2"]
+)
 def test_a_fixed_order_launches_exactly_its_order(hint):
     policy = Policy(hint=hint, order="fixed")
-    expected = policies.fixed_orders(CHAIN, policy)
+    expected = policies.fixed_orders(policy.applied_to(CHAIN), policy)
     assert [tuple(each) for each in ran(policy).launches()] == expected
 
 
