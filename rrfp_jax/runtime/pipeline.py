@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rrfp_jax.core import memory, policies
+from rrfp_jax.core import policies
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
 from rrfp_jax.core.task import Task
@@ -144,8 +144,8 @@ class Pipeline:
             placement=self._placement,
             skipped=frozenset((s, j) for j, each in enumerate(skipped) for s in each),
             frozen=frozenset(frozen if backward else range(len(self._stages))),
-            is_split=backward and self.policy.is_split,
-            in_order=backward and self.policy.deterministic,
+            is_split=self.policy.is_split,
+            in_order=self.policy.deterministic,
         )
 
     def place(self, params: Sequence[Tree]) -> list[Tree]:
@@ -172,11 +172,32 @@ class Pipeline:
             self._compile_rest()
 
     def num_uncompiled(
-        self, microbatches: Sequence[Tree], backward: bool = True
+        self,
+        microbatches: Sequence[Tree],
+        backward: bool = True,
+        is_split: bool | None = None,
     ) -> int:
-        """Returns how many programs `compile` would compile; traces them."""
-        graph, feeds = self._prepare(microbatches, backward)
+        """Returns how many programs `compile`, or `programs`, would compile; traces
+        them.
+        """
+        graph, feeds = self._prepare(microbatches, backward, is_split)
         return len(self.compiler.missing(graph, _layouts(feeds)))
+
+    def programs(
+        self,
+        microbatches: Sequence[Tree],
+        is_split: bool,
+        report: compiler.Report | None = None,
+    ) -> tuple[PipelineGraph, list[compiler.Plan]]:
+        """Returns the graph of a training step and its compiled programs.
+
+        Args:
+          microbatches: arrays, or `jax.ShapeDtypeStruct`s in their stead.
+          is_split: whether the backward is split, whatever the policy says.
+          report: is called for each program that was compiled.
+        """
+        graph, feeds = self._prepare(microbatches, True, is_split)
+        return graph, self.compiler.plans(graph, _layouts(feeds), report)
 
     def check(self, num_microbatches: int) -> None:
         """Checks that the policy fits steps of so many microbatches.
@@ -187,7 +208,7 @@ class Pipeline:
         policies.check(self.graph([()] * num_microbatches), self.policy)
 
     def check_memory(self, microbatches: Sequence[Tree]) -> None:
-        """Checks that the limit in bytes can hold each of these microbatches.
+        """Checks that a step of these microbatches can keep to the limit in bytes.
 
         Traces the stages, but compiles nothing. On ranks of several devices the bytes
         of each are known only when the programs are compiled; until then, this checks
@@ -250,9 +271,14 @@ class Pipeline:
         return self._result(step, plans, scale, trace)
 
     def _prepare(
-        self, microbatches: Sequence[Tree], backward: bool
+        self,
+        microbatches: Sequence[Tree],
+        backward: bool,
+        is_split: bool | None = None,
     ) -> tuple[PipelineGraph, list[list[tuple[list[Any], Layout]]]]:
         graph = self.graph([self._skips(m) for m in microbatches], backward)
+        if is_split is not None:
+            graph = dataclasses.replace(graph, is_split=is_split, in_order=False)
         feeds = [
             [
                 flatten(stage.select(m)) if graph.route(j).is_visited[s] else _NO_FEED
@@ -265,10 +291,9 @@ class Pipeline:
     def _check_memory(
         self, graph: PipelineGraph, feeds: Sequence[Sequence[tuple[list[Any], Layout]]]
     ) -> None:
-        limit = self.policy.memory_limit_bytes
-        if limit:
+        if self.policy.memory_limit_bytes:
             least = self.compiler.least_residuals(graph, _layouts(feeds))
-            memory.check_limit(graph, least, limit)
+            policies.dispatchers(graph, self.policy, least)
 
     def _devices(self, graph: PipelineGraph, transport: InProcess) -> Devices:
         if self.emulation is None:

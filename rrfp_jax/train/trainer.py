@@ -12,23 +12,20 @@ import jax
 from absl import logging
 
 from rrfp_jax.core import trace as trace_lib
-from rrfp_jax.data import dataset
 from rrfp_jax.data.microbatch import Microbatch
-from rrfp_jax.data.tokenizer import ByteTokenizer, check_vocabulary
-from rrfp_jax.models.layer import Shape
-from rrfp_jax.models.model import build
+from rrfp_jax.data.tokenizer import ByteTokenizer
 from rrfp_jax.observe import chrome_trace, timeline
 from rrfp_jax.observe.metrics import MetricsWriter
 from rrfp_jax.observe.progress import progress
-from rrfp_jax.runtime import placing
-from rrfp_jax.runtime.pipeline import Pipeline, Result
+from rrfp_jax.runtime.pipeline import Result
 from rrfp_jax.sim.report import bubble_fraction
-from rrfp_jax.train import feeds, stages, workdir
+from rrfp_jax.train import feeds, workdir
 from rrfp_jax.train.checkpoint import Checkpoints, State
 from rrfp_jax.train.config import TrainConfig
 from rrfp_jax.train.evaluation import evaluate
 from rrfp_jax.train.interrupts import Interrupts
 from rrfp_jax.train.optimizer import Optimizer, Trees, schedule
+from rrfp_jax.train.setup import set_up
 
 
 class Trainer:
@@ -40,44 +37,18 @@ class Trainer:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        model = build(config.model.language, config.model.vision)
-        self._data = dataset.open_data(config.data, config.pipeline.num_microbatches)
-        check_vocabulary(self._data.tokenizer, config.model.language.vocab_size)
-        largest = max(self._data.buckets, key=lambda b: (b.num_images, b.length))
-        shape = Shape(largest.rows, largest.length, largest.num_images)
-        costs = stages.flops(model, config.model.frozen, shape)
-        self._cut = stages.cut_model(model, config.model, config.pipeline, costs)
-        ranks = placing.make_ranks(
-            config.pipeline.num_ranks, config.mesh.data, config.mesh.model
-        )
-        shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-        by_stage = self._cut.by_stage(shapes)
-        without_images = self._cut.without_images()
-        self._pipeline = Pipeline(
-            self._cut.stages(config.model.recompute),
-            by_stage,
-            edges=self._cut.edges,
-            placement=self._cut.placement,
-            policy=config.pipeline.policy,
-            ranks=ranks,
-            partition=self._cut.partition(by_stage),
-            tied=self._cut.tied,
-            skips=lambda m: () if "images_NHWC" in m else without_images,
-        )
-        self._pipeline.check(config.pipeline.num_microbatches)
+        setup = set_up(config)
+        self._examples = setup.examples
+        self._has_dropout = setup.has_dropout
+        self._data, self._model = setup.data, setup.model
+        self._cut, self._pipeline = setup.cut, setup.pipeline
         self._optimizer = Optimizer(
             config.optimizer,
             config.train.num_steps,
-            self._cut,
-            [ranks[rank] for rank in self._cut.placement],
+            setup.cut,
+            [setup.ranks[rank] for rank in setup.cut.placement],
         )
         self._schedule = schedule(config.optimizer, config.train.num_steps)
-        rates = [config.model.language.dropout]
-        rates += [config.model.vision.dropout] if config.model.vision else []
-        self._has_dropout = max(rates) > 0
-        self._model = model
-        if config.pipeline.memory_limit_gb:
-            self._pipeline.check_memory(self._examples(self._has_dropout))
         self.interrupts = Interrupts()
 
     def run(
@@ -146,14 +117,6 @@ class Trainer:
             self._optimizer.compile(state.params, state.optimizer)
             bar.advance()
         self._pipeline.compiler.is_sealed = True
-
-    def _examples(self, has_dropout: bool) -> list[feeds.Arrays]:
-        """Returns the shapes of a microbatch of each bucket."""
-        data = self._config.data
-        return [
-            feeds.example(bucket, data.image_size, data.channels, has_dropout)
-            for bucket in self._data.buckets
-        ]
 
     def step(self, state: State, batch: list[Microbatch]) -> "Figures":
         """Runs one step, forward, backward, update, and moves `state` on.

@@ -119,15 +119,26 @@ def test_limits_and_launch_ahead_do_not_change_the_gradients(
     toys.assert_close((loss, list(grads)), toys.expected(name, COUNT, 0.25))
 
 
+@pytest.mark.parametrize("hint", ["bf", "bfw", "gpipe"])
 @pytest.mark.parametrize("name", ["single_stage", "interleaved", "skip_edges"])
-def test_evaluation_has_the_same_losses_and_no_gradient(name):
+def test_evaluation_has_the_same_losses_and_no_gradient(name, hint):
     pipeline, params = toys.compiled(name), toys.TOYS[name].params()
-    pipeline.policy = Policy()
+    pipeline.policy = Policy(hint, deterministic=hint == "gpipe")
     trained = pipeline.run(params, toys.microbatches_of(COUNT), 0.25)
     result = pipeline.run(params, toys.microbatches_of(COUNT), 0.25, backward=False)
     toys.assert_close(result.losses, trained.losses, 1e-6)
     assert result.grads == ()
     assert len(result.trace.spans) == COUNT * len(params)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("one_each", "zb_h1"), ("v_shaped", "zb_v")]
+)
+def test_evaluation_runs_the_forwards_of_a_zero_bubble_order(name, hint):
+    pipeline, params = toys.compiled(name), toys.TOYS[name].params()
+    pipeline.policy = Policy(hint, "fixed")
+    result = pipeline.run(params, toys.microbatches_of(COUNT), backward=False)
+    assert {span.task.kind for span in result.trace.spans} == {Kind.F}
 
 
 def test_readiness_and_fixed_order_give_the_same_loss_curve_bit_by_bit():

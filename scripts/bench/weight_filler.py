@@ -1,0 +1,129 @@
+"""Weight gradients as filler: BFW on emulated devices, and what determinism costs.
+
+    python scripts/bench/weight_filler.py [--json FILE] [--launch_ahead=2]
+
+The real runtime on 8 emulated ranks, 32 microbatches, F = B = W = 10 ms, transfers of
+2 ms, all lognormal with CV 0.6; 5 seeds, each the same for every policy. In flight: 16
+microbatches, but for fixed 1F1B, which holds 8. The baselines run whole backwards, as
+long as B and W of the same draws. Speed-ups are paired by seed, and stand beside those
+of the simulator on the same durations.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import statistics
+
+import jax
+
+NUM_RANKS, NUM_MICROBATCHES = 8, 32
+jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
+
+import toy
+import tqdm
+
+from rrfp_jax import Emulation, Policy
+from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.sim import costs, simulator
+from rrfp_jax.sim.costs import CostTable
+
+NUM_SEEDS, LIMIT = 5, 16
+BASELINE, DEEP, FILLER = "1F1B, fixed", "1F1B of depth 16, fixed", "BFW"
+DETERMINISTIC = "BFW, deterministic"
+POLICIES = {
+    BASELINE: Policy("1f1b", "fixed"),
+    DEEP: Policy("eager_1f1b", "fixed"),
+    "ZB-H2, fixed": Policy("zb_h2", "fixed"),
+    "BF": Policy("bf", in_flight_limit=LIMIT),
+    FILLER: Policy("bfw", in_flight_limit=LIMIT),
+    DETERMINISTIC: Policy("bfw", in_flight_limit=LIMIT, deterministic=True),
+}
+
+
+def disturbed(seed: int, graph: PipelineGraph) -> CostTable:
+    """Returns the durations of a seed."""
+    table = costs.constant(graph, 0.01, 0.01, 0.002, weight_s=0.01)
+    table = costs.with_lognormal(table, 0.6, seed)
+    return costs.with_lognormal_transfers(table, 0.6, seed)
+
+
+class Both:
+    """Runs a policy in the runtime and in the simulator."""
+
+    def __init__(self) -> None:
+        self.pipeline, self.params, self.microbatches = toy.make_pipeline(
+            NUM_RANKS, NUM_MICROBATCHES
+        )
+
+    def compile(self, policy: Policy) -> None:
+        """Compiles what the policy needs."""
+        self.pipeline.policy = policy
+        self.pipeline.emulation = None
+        self.pipeline.run(self.params, self.microbatches)
+
+    def __call__(self, policy: Policy, seed: int) -> tuple[float, float, int]:
+        """Returns the real and the simulated makespan, and the peak in flight."""
+        self.pipeline.policy = policy
+        self.pipeline.emulation = Emulation(lambda graph: disturbed(seed, graph))
+        trace = self.pipeline.run(self.params, self.microbatches).trace
+        real_s = trace.log[-1].time_s  # when the host learned of the last finish
+        table = disturbed(seed, trace.graph)
+        simulated_s = simulator.simulate(trace.graph, policy, table).makespan_s
+        return real_s, simulated_s, max(trace.peak_in_flight())
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--launch_ahead", type=int, default=2)
+    flags = parser.parse_args()
+    both = Both()
+    chosen = {
+        name: dataclasses.replace(policy, launch_ahead=flags.launch_ahead)
+        for name, policy in POLICIES.items()
+    }
+    for policy in chosen.values():
+        both.compile(policy)
+    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in chosen}
+    for seed in tqdm.tqdm(range(NUM_SEEDS), "paired seeds", leave=False, disable=None):
+        for name, policy in chosen.items():
+            found[name].append(both(policy, seed))
+    print(
+        f"{'':26} {'real s':>7} {'simulated':>9} {'ratio':>6} {'in flight':>9} "
+        f"{'speed-up':>9} {'simulated':>9}"
+    )
+    figures: dict[str, dict[str, float]] = {}
+    for name, runs in found.items():
+        real, simulated, peaks = zip(*runs, strict=True)
+        each = figures[name] = {
+            "real_s": statistics.mean(real),
+            "simulated_s": statistics.mean(simulated),
+            "peak_in_flight": max(peaks),
+            "speedup": _speedup(found, BASELINE, name, 0),
+            "simulated_speedup": _speedup(found, BASELINE, name, 1),
+        }
+        print(
+            f"{name:26} {each['real_s']:7.3f} {each['simulated_s']:9.3f} "
+            f"{each['real_s'] / each['simulated_s']:6.3f} {max(peaks):9} "
+            f"{each['speedup']:9.3f} {each['simulated_speedup']:9.3f}"
+        )
+    deep = [_speedup(found, DEEP, FILLER, which) for which in (0, 1)]
+    print(f"BFW over 1F1B of its depth: {deep[0]:.3f} real, {deep[1]:.3f} simulated")
+    cost = 1 / _speedup(found, FILLER, DETERMINISTIC, 0) - 1
+    print(f"determinism: {cost:+.2%} of the makespan of BFW")
+    if flags.json:
+        flags.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _speedup(
+    found: dict[str, list[tuple[float, float, int]]], over: str, of: str, which: int
+) -> float:
+    """Returns the mean of paired ratios; `which` is 0 for real, 1 for simulated."""
+    pairs = zip(found[over], found[of], strict=True)
+    return statistics.mean(a[which] / b[which] for a, b in pairs)
+
+
+if __name__ == "__main__":
+    main()
