@@ -222,7 +222,8 @@ def main() -> None:
     (workdir / "table.csv").write_text(breakdown.to_csv(runs, baseline))
     favourite = _FAVOURITES[config.pipeline.num_chunks == 1]
     panels = [(name, traces[name]) for name in (favourite, baseline)]
-    timeline.draw(panels, workdir / "timeline.png")
+    limit = config.pipeline.policy.memory_limit_bytes
+    timeline.draw(panels, workdir / "timeline.png", limit)
     print(breakdown.table(runs, baseline))
     print(_LEGEND.format(len(config.seeds), baseline, workdir))
 

@@ -71,6 +71,10 @@ SETTINGS = {
     "bool for int": lm({"train.num_steps": True}, "train.num_steps=True", "an int"),
     "value for group": lm({"mesh": 4}, "mesh=4", "group"),
     "limit 0": lm({"pipeline.in_flight_limit": 0}, "in_flight_limit=0"),
+    "weight limit": lm({"pipeline.weight_limit": -1}, "weight_limit=-1"),
+    "taper": lm({"pipeline.in_flight_taper": -0.5}, "in_flight_taper=-0.5"),
+    "split": lm({"pipeline.split": "no"}, "split='no'", "as_needed, always"),
+    "balance": lm({"pipeline.balance": "time"}, "balance='time'", "flops, measured"),
     "launch_ahead 0": lm({"pipeline.launch_ahead": 0}, "launch_ahead=0"),
     "hint": lm({"pipeline.hint": "bff"}, "hint='bff'", "bf, fb", "1f1b"),
     "order": lm({"pipeline.order": "strict"}, "order='strict'", "readiness, fixed"),
@@ -112,6 +116,45 @@ SHAPES = {
     "V": lm(
         {**FIXED, "pipeline.num_ranks": 2, "pipeline.placement": "v_shaped"},
         "(0, 1, 1, 0)",
+    ),
+    "zero bubble": lm(
+        {"pipeline.order": "fixed", "pipeline.hint": "zb_v"},
+        "(0, 1, 2, 3)",
+        "--config.pipeline.placement to v_shaped",
+    ),
+    "chunks of ZB-H": lm(
+        {**INTERLEAVED, "pipeline.order": "fixed", "pipeline.hint": "zb_h2"},
+        "(0, 1, 0, 1)",
+        "--config.pipeline.placement to one_each",
+    ),
+    "group": lm(
+        {**INTERLEAVED, **FIXED, "pipeline.microbatch_group": 1},
+        "microbatch_group=1",
+        "the 2 ranks",
+    ),
+    "memory": lm(
+        {"pipeline.memory_limit_gb": 1e-6},
+        "memory_limit_gb=1e-06 cannot hold",
+        "--config.pipeline.memory_limit_gb to 0.",
+    ),
+    "memory of an order": lm(
+        {**FIXED, "pipeline.memory_limit_gb": 1e-3},
+        "fixed order 1f1b keeps",
+        "memory_limit_gb=0.001",
+    ),
+    "colocated counts": mm(
+        {
+            "pipeline.placement": "colocated",
+            "pipeline.num_ranks": 2,
+            "pipeline.layer_counts": (1, 1, 1, 2, 2),
+        },
+        "3 stages for 2 ranks",
+    ),
+    "CSV stuck": lm(
+        {"pipeline.order": "fixed", "pipeline.hint": "DIR/stuck.csv"},
+        "cannot finish",
+        "!0B0",
+        "misses 1B0",
     ),
     "depth": lm(
         {**FIXED, "pipeline.in_flight_limit": 2}, "4 microbatches", "in_flight_limit=2"
@@ -199,6 +242,7 @@ def _orders() -> dict[str, str]:
         "foreign": whole(*first, "1F0"),
         "garbage": whole(*first, "hello"),
         "short": "\n".join(rest),
+        "stuck": whole("0F0", "0B0", "0F1", "0B1", "0F2", "0B2", "0F3", "0B3"),
     }
 
 

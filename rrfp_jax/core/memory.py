@@ -113,7 +113,7 @@ def check_limit(graph: PipelineGraph, residuals: Residuals, limit: int) -> None:
     smallest, rank = smallest_limit(graph, residuals)
     if limit < smallest:
         raise ConfigError(
-            f"pipeline.memory_limit_gb={limit / GIB:.6g} cannot hold the residuals of "
+            f"pipeline.memory_limit_gb={limit / GIB:.4g} cannot hold the residuals of "
             f"one microbatch on rank {rank}, {smallest / GIB:.6g} GiB.\n"
             f"  Set --config.pipeline.memory_limit_gb to {_round_up(smallest / GIB)} "
             "or more, or make microbatches smaller."
@@ -137,7 +137,7 @@ def check_orders(
         raise ConfigError(
             f"{what} keeps {peak / GIB:.6g} GiB of residuals on rank "
             f"{peaks.index(peak)}, more than pipeline.memory_limit_gb="
-            f"{limit / GIB:.6g}.\n"
+            f"{limit / GIB:.4g}.\n"
             f"  Set --config.pipeline.memory_limit_gb to {_round_up(peak / GIB)} or "
             "more, or use --config.pipeline.order=readiness."
         )

@@ -131,7 +131,7 @@ class Policy:
     @property
     def memory_limit_bytes(self) -> int:
         """The limit on residuals; 0 for none."""
-        return int(self.memory_limit_gb * memory.GIB)
+        return round(self.memory_limit_gb * memory.GIB)
 
     @functools.cached_property
     def order_text(self) -> str:

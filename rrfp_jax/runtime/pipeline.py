@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rrfp_jax.core import policies
 from rrfp_jax.core import placement as placement_lib
+from rrfp_jax.core import policies
 from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace

@@ -130,8 +130,9 @@ def _cut_by(
     )
     pipeline.check(config.pipeline.num_microbatches)
     if config.pipeline.memory_limit_gb:
-        has_dropout = _has_dropout(config.model)
-        pipeline.check_memory(_examples(config, data, has_dropout))
+        # A step may have any mixture; the worst is one of the largest microbatch only.
+        for example in _examples(config, data, _has_dropout(config.model)):
+            pipeline.check_memory([example] * config.pipeline.num_microbatches)
     return Setup(config, data, model, cut, ranks, pipeline)
 
 

@@ -152,7 +152,8 @@ def cut_model(
         raise ConfigError(
             f"pipeline.layer_counts={pipeline.layer_counts} cuts a tower into "
             f"{max(lengths)} stages for {pipeline.num_ranks} ranks.\n"
-            "  With colocated towers, give each at most one stage a rank."
+            "  Give --config.pipeline.layer_counts at most one stage of a tower a rank, "
+            "or none to balance them."
         )
     return Cut(
         tuple(parts),

@@ -189,6 +189,7 @@ class _Loop:
     ) -> None:
         self._trainer = trainer
         self._config = trainer._config.train
+        self._limit_bytes = trainer._config.pipeline.policy.memory_limit_bytes
         self._folder = folder
         self._state = state
         self._checkpoints = checkpoints
@@ -259,7 +260,8 @@ class _Loop:
         folder = self._folder / "traces"
         folder.mkdir(exist_ok=True)
         stem = f"step_{self._state.step:06d}"
-        timeline.draw([(f"step {self._state.step}", trace)], folder / f"{stem}.png")
+        panels = [(f"step {self._state.step}", trace)]
+        timeline.draw(panels, folder / f"{stem}.png", self._limit_bytes)
         chrome_trace.write(trace, folder / f"{stem}.perfetto.json")
         (folder / f"{stem}.trace.json").write_text(trace_lib.to_json(trace))
 

@@ -45,6 +45,7 @@ def test_the_traces_account_of_bytes_is_within_the_limit(case):
     made = machine.Overlapped(case.graph, case.costs())
     made.trace.residuals = found.residuals
     ran = simulator.drive(case.dispatchers(), made)
+    assert trace.from_json(trace.to_json(ran)) == ran
     assert max(ran.peak_bytes()) <= found.limit
     assert [each[-1] for each in ran.live_bytes() if each] == [0] * sum(
         map(bool, ran.live_bytes())

@@ -23,6 +23,11 @@ INTERLEAVED = {
     "pipeline.num_chunks": 2,
     **TWO_RANKS,
 }
+BFW_MEMORY = {
+    "pipeline.hint": "bfw_memory",
+    "pipeline.memory_limit_gb": 1e-4,  # of about 8e-5 for one microbatch
+    "pipeline.launch_ahead": 1,
+}
 ALL_BFLOAT16 = {**BFLOAT16, "model.vision.compute_dtype": "bfloat16"}
 
 
@@ -68,6 +73,13 @@ def check(
         {"model.recompute": "stage", **TWO_RANKS},
         {"model.recompute": "dots", **TWO_RANKS, **FIXED},
         {"mesh.data": 2, "mesh.model": 2, **TWO_RANKS},
+        {
+            "pipeline.hint": "bfw",
+            "model.recompute": "dots",
+            "mesh.data": 2,
+            **TWO_RANKS,
+        },
+        {**V_SHAPED, **BFW_MEMORY},
         pytest.param({**V_SHAPED, "mesh.data": 2}, marks=pytest.mark.slow),
         pytest.param({**INTERLEAVED, **FIXED, "mesh.model": 2}, marks=pytest.mark.slow),
         # A mean of means would differ: microbatches hold different numbers of tokens.
@@ -89,6 +101,12 @@ def test_a_text_pipeline_trains_as_one_process_does(
     [
         {},
         FIXED,
+        {
+            "pipeline.placement": "colocated",
+            "pipeline.hint": "bfw",
+            "pipeline.deterministic": True,
+            **TWO_RANKS,
+        },
         pytest.param(
             {"model.recompute": "stage", "mesh.data": 2}, marks=pytest.mark.slow
         ),
