@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rrfp_jax.core.policies import Policy
-    from rrfp_jax.runtime.pipeline import Emulation, Pipeline, split
+    from rrfp_jax.runtime.microbatches import split
+    from rrfp_jax.runtime.pipeline import Emulation, Pipeline
     from rrfp_jax.runtime.stage import Stage
 
 __all__ = ["Emulation", "Pipeline", "Policy", "Stage", "split"]
@@ -20,7 +21,7 @@ _HOMES = {
     "Pipeline": "rrfp_jax.runtime.pipeline",
     "Policy": "rrfp_jax.core.policies",
     "Stage": "rrfp_jax.runtime.stage",
-    "split": "rrfp_jax.runtime.pipeline",
+    "split": "rrfp_jax.runtime.microbatches",
 }
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.runtime.placing import RankMesh, avals_with
-from rrfp_jax.runtime.split import Split, split
+from rrfp_jax.runtime.split_backward import Split, split_backward
 from rrfp_jax.runtime.stage import Layout, is_inexact
 from rrfp_jax.runtime.tracing import Arrays, Signature, Traced
 
@@ -94,7 +94,7 @@ def compile_stage(
     builder = _Backward(traced, signature, params, saved, given, rank)
     if not signature.is_split:
         return dataclasses.replace(programs, backward=builder.whole())
-    halves = split(traced, signature)
+    halves = split_backward(traced, signature)
     backward = builder.input_half(halves)
     _, crossing, _ = _results(backward)
     pool = [*saved, *(x for each in given for x in each), *crossing]

@@ -152,8 +152,8 @@ def cut_model(
         raise ConfigError(
             f"pipeline.layer_counts={pipeline.layer_counts} cuts a tower into "
             f"{max(lengths)} stages for {pipeline.num_ranks} ranks.\n"
-            "  Give --config.pipeline.layer_counts at most one stage of a tower a rank, "
-            "or none to balance them."
+            "  Give --config.pipeline.layer_counts at most one stage a rank for each "
+            "tower, or none to balance them."
         )
     return Cut(
         tuple(parts),

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rrfp_jax import Pipeline, Policy, Stage
 from rrfp_jax.errors import ConfigError
-from rrfp_jax.runtime.split import split
+from rrfp_jax.runtime.split_backward import split_backward
 from rrfp_jax.runtime.stage import flatten
 from rrfp_jax.runtime.tracing import Signature, trace_stage
 from tests.runtime import toys
@@ -64,7 +64,7 @@ class Program:
 
     @functools.cached_property
     def halves(self):
-        return split(self.traced, self._signature)
+        return split_backward(self.traced, self._signature)
 
     def backward(self, cotangents):
         """Returns (parameter gradients, input cotangents)."""

@@ -32,7 +32,7 @@ class Split:
     kept: tuple[int, ...]
 
 
-def split(traced: Traced, signature: Signature) -> Split:
+def split_backward(traced: Traced, signature: Signature) -> Split:
     """Cuts the backward of a traced stage."""
     whole, groups = _flat_backward(traced, signature)
     num_params, num_saved = len(signature.params.avals), len(traced.saved)
