@@ -215,8 +215,8 @@ _CALLS = frozenset(
 def _opened(eqn: jex.JaxprEqn) -> dict[str, Any]:
     """Returns the parameters of `eqn`, with the programs that are cut dissolved."""
     match facts.kind(eqn):
-        case facts.Kind.SCAN:
+        case facts.Treatment.SCAN:
             return {**eqn.params, "jaxpr": dissolve(eqn.params["jaxpr"])}
-        case facts.Kind.COND:
+        case facts.Treatment.COND:
             return {**eqn.params, "branches": tuple(map(dissolve, facts.bodies(eqn)))}
     return dict(eqn.params)

@@ -36,7 +36,7 @@ _SHAPE_ONLY = frozenset(
 _EXTENDED = jax.dtypes.extended
 
 
-class Kind(enum.StrEnum):
+class Treatment(enum.StrEnum):
     """How the cut treats an equation."""
 
     SCAN = enum.auto()  # its body is cut
@@ -74,23 +74,25 @@ def touches_refs(eqn: jex.JaxprEqn) -> bool:
 def bodies(eqn: jex.JaxprEqn) -> tuple[jex.ClosedJaxpr, ...]:
     """Returns the programs inside an equation that can be cut: a body or branches."""
     match kind(eqn):
-        case Kind.SCAN:
+        case Treatment.SCAN:
             return (eqn.params["jaxpr"],)
-        case Kind.COND:
+        case Treatment.COND:
             return tuple(eqn.params["branches"])
     return ()
 
 
-def kind(eqn: jex.JaxprEqn) -> Kind:
+def kind(eqn: jex.JaxprEqn) -> Treatment:
     """Tells how the cut treats an equation."""
     if touches_refs(eqn):
-        return Kind.OPAQUE
+        return Treatment.OPAQUE
     if eqn.primitive is primitives.scan_p:
-        return Kind.SCAN
+        return Treatment.SCAN
     if eqn.primitive is primitives.cond_p and _has_zeros(eqn):
-        return Kind.COND
+        return Treatment.COND
     return (
-        Kind.BARRIER if eqn.primitive is jax.lax.optimization_barrier_p else Kind.OPAQUE
+        Treatment.BARRIER
+        if eqn.primitive is jax.lax.optimization_barrier_p
+        else Treatment.OPAQUE
     )
 
 
@@ -138,7 +140,7 @@ def effects_of(eqns: Iterable[jex.JaxprEqn]) -> frozenset[Any]:
 
 def is_shape_only(eqn: jex.JaxprEqn) -> bool:
     """Tells whether `eqn` only rearranges one array, which is not larger than it."""
-    if kind(eqn) is Kind.BARRIER:
+    if kind(eqn) is Treatment.BARRIER:
         return True
     if eqn.primitive not in _SHAPE_ONLY or eqn.effects:
         return False
@@ -154,12 +156,12 @@ def _num_bytes(var: jex.Var) -> int:
 def flows(eqn: jex.JaxprEqn) -> list[int]:
     """Returns, for each result, a bit mask of the operands it is computed from."""
     match kind(eqn):
-        case Kind.SCAN:
+        case Treatment.SCAN:
             return _scan_flows(eqn)
-        case Kind.COND:
+        case Treatment.COND:
             masks = [sources(branch.jaxpr) for branch in bodies(eqn)]
             return [1 | _union(each) << 1 for each in zip(*masks, strict=True)]
-        case Kind.BARRIER:
+        case Treatment.BARRIER:
             return [1 << i for i in range(len(eqn.invars))]
     return [(1 << len(eqn.invars)) - 1] * len(eqn.outvars)
 
@@ -234,11 +236,11 @@ class Analysis:
         self._sinks = sinks(jaxpr) if facts.chain else {}
         self.roots = [*self._shared(jaxpr), *self._early(jaxpr)]
 
-    def kind(self, eqn: jex.JaxprEqn) -> Kind:
+    def kind(self, eqn: jex.JaxprEqn) -> Treatment:
         """Tells how the cut treats `eqn`; what is computed again is not cut."""
         found = kind(eqn)
-        is_whole = found is not Kind.BARRIER and self.is_free(eqn)
-        return Kind.OPAQUE if is_whole else found
+        is_whole = found is not Treatment.BARRIER and self.is_free(eqn)
+        return Treatment.OPAQUE if is_whole else found
 
     def is_free(self, eqn: jex.JaxprEqn) -> bool:
         """Tells whether both halves may compute `eqn`."""
@@ -252,7 +254,7 @@ class Analysis:
         """Returns the facts about the inputs of the programs inside `eqn`."""
         free = [self._is_free([atom]) for atom in eqn.invars]
         late = [self._is_late(atom) for atom in eqn.invars]
-        if kind(eqn) is Kind.COND:
+        if kind(eqn) is Treatment.COND:
             inner = Facts(tuple(free[1:]), tuple(late[1:]), self._facts.chain)
             return (inner,) * len(bodies(eqn))
         start, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
@@ -269,7 +271,9 @@ class Analysis:
             operands = [atom for i, atom in enumerate(eqn.invars) if flow >> i & 1]
             if any(self._is_late(atom) for atom in operands):
                 self._late.add(var)
-            elif is_free or (kind(eqn) is Kind.BARRIER and self._is_free(operands)):
+            elif is_free or (
+                kind(eqn) is Treatment.BARRIER and self._is_free(operands)
+            ):
                 self.free.add(var)
 
     def _is_free(self, atoms: Sequence[Any]) -> bool:

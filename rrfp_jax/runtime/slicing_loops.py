@@ -7,7 +7,7 @@ import jax
 from jax.extend import core as jex
 
 from rrfp_jax.runtime.slicing_facts import (
-    Kind,
+    Treatment,
     bodies,
     close,
     effects_of,
@@ -73,13 +73,13 @@ class Cut:
         """Returns what each half computes of `eqn`, given which results it needs."""
         analysis = self._has.analysis
         match analysis.kind(eqn):
-            case Kind.SCAN:
+            case Treatment.SCAN:
                 (has,) = self._has.inner.get(i) or nothing(eqn, analysis)
                 return _Scan(eqn, has).cut(there, here)
-            case Kind.COND:
+            case Treatment.COND:
                 all_have = self._has.inner.get(i) or nothing(eqn, analysis)
                 return _cut_cond(eqn, all_have, there, here)
-            case Kind.BARRIER:
+            case Treatment.BARRIER:
                 return _some(eqn, there), _some(eqn, here), []
         first = eqn if there or eqn.effects else None
         return first, eqn if here else None, []

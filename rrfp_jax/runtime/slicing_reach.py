@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend import core as jex
 
-from rrfp_jax.runtime.slicing_facts import Analysis, Facts, Kind, bodies, variables
+from rrfp_jax.runtime.slicing_facts import Analysis, Facts, Treatment, bodies, variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +37,19 @@ def reach(jaxpr: jex.Jaxpr, facts: Facts, wanted: Sequence[Any]) -> Reach:
     for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
         outs = [j for j, var in enumerate(eqn.outvars) if var in need]
         match analysis.kind(eqn):
-            case Kind.SCAN if outs or eqn.effects or facts.chain:
+            case Treatment.SCAN if outs or eqn.effects or facts.chain:
                 body = _reach_scan(eqn, analysis, outs)
                 inner[i] = (body,)
                 have.update(eqn.outvars[j] for j in _scan_has(eqn, body, outs))
                 need.update(variables(_scan_reads(eqn, body)))
-            case Kind.COND if outs or eqn.effects or facts.chain:
+            case Treatment.COND if outs or eqn.effects or facts.chain:
                 inner[i] = _reach_cond(eqn, analysis, outs)
                 have.update(eqn.outvars[j] for j in outs)
                 need.update(variables(_cond_reads(eqn, inner[i])))
-            case Kind.BARRIER:
+            case Treatment.BARRIER:
                 have.update(eqn.outvars[j] for j in outs)
                 need.update(variables(eqn.invars[j] for j in outs))
-            case Kind.OPAQUE if outs or eqn.effects:
+            case Treatment.OPAQUE if outs or eqn.effects:
                 have.update(eqn.outvars)
                 need.update(variables(eqn.invars))
     inputs = {*jaxpr.invars, *jaxpr.constvars}
