@@ -34,7 +34,7 @@ from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.errors import ConfigError
 
 
-class Progress:
+class RankProgress:
     """How far each microbatch is on a rank.
 
     Attributes:
@@ -84,7 +84,7 @@ class Rule(Protocol):
         ...
 
     def launched(self, task: Task) -> None:
-        """Learns that `task` was launched, after `Progress` has."""
+        """Learns that `task` was launched, after `RankProgress` has."""
         ...
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class BackPressure:
       rules: all must admit a task.
     """
 
-    def __init__(self, progress: Progress, rules: Sequence[Rule]) -> None:
+    def __init__(self, progress: RankProgress, rules: Sequence[Rule]) -> None:
         self.progress = progress
         self._rules = rules
         if len(rules) == 1:
@@ -125,7 +125,7 @@ class BackPressure:
 class InFlight:
     """Bounds the microbatches in flight, exactly; reserves the last slot."""
 
-    def __init__(self, progress: Progress, limit: int) -> None:
+    def __init__(self, progress: RankProgress, limit: int) -> None:
         self._limit = check_limit("in_flight_limit", limit)
         self._progress = progress
         self._begun = progress.begun
@@ -144,14 +144,14 @@ class InFlight:
         return task.microbatch == lowest or lowest in self._begun
 
     def launched(self, task: Task) -> None:
-        """`Progress` counts."""
+        """`RankProgress` counts."""
 
 
 class OneByOne:
     """Bounds forwards minus backwards; then completes the lowest microbatch."""
 
     def __init__(
-        self, progress: Progress, limit: int, graph: PipelineGraph, rank: int
+        self, progress: RankProgress, limit: int, graph: PipelineGraph, rank: int
     ) -> None:
         self._limit = check_limit("in_flight_limit", limit)
         self._graph, self._rank = graph, rank
@@ -189,7 +189,9 @@ class QueuedWeights:
     is not, so the last place is reserved for the lowest microbatch.
     """
 
-    def __init__(self, progress: Progress, limit: int, graph: PipelineGraph) -> None:
+    def __init__(
+        self, progress: RankProgress, limit: int, graph: PipelineGraph
+    ) -> None:
         self._limit = check_limit("weight_limit", limit)
         self._progress = progress
         self._graph = graph

@@ -28,7 +28,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from rrfp_jax.core.back_pressure import Progress
+from rrfp_jax.core.back_pressure import RankProgress
 from rrfp_jax.core.graph import Node, PipelineGraph
 from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.errors import ConfigError
@@ -162,7 +162,7 @@ class ResidualBytes:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: RankProgress,
         limit: int,
         graph: PipelineGraph,
         rank: int,

@@ -17,7 +17,7 @@ from rrfp_jax.core import (
     orders,
     zero_bubble,
 )
-from rrfp_jax.core.back_pressure import BackPressure, Progress
+from rrfp_jax.core.back_pressure import BackPressure, RankProgress
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.hints import Hint
@@ -262,7 +262,7 @@ def _checked_orders(graph: PipelineGraph, policy: Policy, text: str) -> dry_run.
 def _pressure(
     graph: PipelineGraph, rank: int, policy: Policy, residuals: Residuals | None
 ) -> BackPressure:
-    progress = Progress(graph, rank)
+    progress = RankProgress(graph, rank)
     rules: list[back_pressure.Rule] = []
     limit = max(1, round(policy.in_flight_limit - policy.in_flight_taper * rank))
     if policy.back_pressure == "one_by_one":

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rrfp_jax.runtime.placing import RankMesh, avals_with
-from rrfp_jax.runtime.split_backward import Split, split_backward
+from rrfp_jax.runtime.split_backward import SplitBackward, split_backward
 from rrfp_jax.runtime.stage import Layout, is_inexact
 from rrfp_jax.runtime.tracing import Arrays, Signature, Traced
 
@@ -171,7 +171,7 @@ class _Backward:
         lowered = jitted.lower(accumulators, self.params, self.saved, self.given)
         return lowered.compile()
 
-    def input_half(self, halves: Split) -> Any:
+    def input_half(self, halves: SplitBackward) -> Any:
         """Returns the program of B."""
 
         def backward(
@@ -185,7 +185,7 @@ class _Backward:
         jitted = jax.jit(backward, out_shardings=shardings)
         return jitted.lower(self.params, self.saved, self.given).compile()
 
-    def weight_half(self, halves: Split, kept: list[Any]) -> Any:
+    def weight_half(self, halves: SplitBackward, kept: list[Any]) -> Any:
         """Returns the program of W."""
 
         def weight(

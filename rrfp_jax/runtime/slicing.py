@@ -43,7 +43,7 @@ from jax.extend import core as jex
 from jax.extend.core import primitives
 
 from rrfp_jax.runtime import slicing_facts as facts
-from rrfp_jax.runtime.slicing_loops import Cut
+from rrfp_jax.runtime.slicing_loops import Halving
 from rrfp_jax.runtime.slicing_reach import reach
 
 
@@ -94,7 +94,7 @@ def halve(
         chain=not wanted,
     )
     roots = [outvars[i] for i in wanted]
-    cut = Cut(jaxpr, reach(jaxpr, known, roots), roots, others)
+    cut = Halving(jaxpr, reach(jaxpr, known, roots), roots, others)
     needed = [i for i, var in enumerate(jaxpr.invars) if var in cut.needs[1]]
     inputs = [*(jaxpr.invars[i] for i in needed), *cut.crossing]
     return Halves(

@@ -21,7 +21,7 @@ from rrfp_jax.runtime.slicing_reach import Reach, nothing
 Shares: TypeAlias = tuple[jex.JaxprEqn | None, jex.JaxprEqn | None, list[jex.Var]]
 
 
-class Cut:
+class Halving:
     """Shares out the equations of one program.
 
     Attributes:
@@ -129,7 +129,9 @@ class _Scan:
             second = self._part(body.second, body.needs[1], own, rest, stacked, {})
         return first, second, list(stacked.values())
 
-    def _carries(self, ys: Sequence[int], here: Sequence[int]) -> tuple[list[int], Cut]:
+    def _carries(
+        self, ys: Sequence[int], here: Sequence[int]
+    ) -> tuple[list[int], Halving]:
         """Finds the carries of the second scan: none of which the first needs."""
         jaxpr, carried = self._closed.jaxpr, self._has.carried
         wanted = [jaxpr.outvars[j] for j in [*carried, *ys]]
@@ -137,7 +139,7 @@ class _Scan:
         own = [j for j in here if j < self._num_carry]
         while True:
             others = [jaxpr.outvars[j] for j in [*own, *rest]]
-            body = Cut(jaxpr, self._has, wanted, others)
+            body = Halving(jaxpr, self._has, wanted, others)
             inputs = jaxpr.invars[self._start : self._start + self._num_carry]
             read = [j for j, var in enumerate(inputs) if var in body.needs[1]]
             more = [j for j in read if j not in carried and j not in own]
@@ -201,7 +203,7 @@ def _cut_cond(
     """Cuts each branch; the values that cross share slots of the same type."""
     branches = bodies(eqn)
     cuts = [
-        Cut(
+        Halving(
             branch.jaxpr,
             each,
             [branch.jaxpr.outvars[j] for j in there],

@@ -16,7 +16,7 @@ from rrfp_jax.runtime.tracing import Arrays, Signature, Traced, grouped
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class SplitBackward:
     """The backward of a stage in two.
 
     Attributes:
@@ -32,7 +32,7 @@ class Split:
     kept: tuple[int, ...]
 
 
-def split_backward(traced: Traced, signature: Signature) -> Split:
+def split_backward(traced: Traced, signature: Signature) -> SplitBackward:
     """Cuts the backward of a traced stage."""
     whole, groups = _flat_backward(traced, signature)
     num_params, num_saved = len(signature.params.avals), len(traced.saved)
@@ -64,7 +64,7 @@ def split_backward(traced: Traced, signature: Signature) -> Split:
     def weight(params: Arrays, kept: Arrays) -> list[Any]:
         return list(run_second(*(params[i] for i in of_params), *kept))
 
-    return Split(backward, weight, tuple(kept))
+    return SplitBackward(backward, weight, tuple(kept))
 
 
 def _flat_backward(

@@ -18,8 +18,8 @@ from rrfp_jax.core.back_pressure import (
     BackPressure,
     InFlight,
     OneByOne,
-    Progress,
     QueuedWeights,
+    RankProgress,
 )
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
@@ -136,7 +136,7 @@ class Case:
         ]
 
     def _arbiter(self, rank: int) -> arbiters.Arbiter:
-        progress = Progress(self.graph, rank)
+        progress = RankProgress(self.graph, rank)
         rules: list[back_pressure.Rule] = []
         if self.pressure == "reserving":
             rules.append(InFlight(progress, self.limit))

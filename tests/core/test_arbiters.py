@@ -84,7 +84,7 @@ def test_opportunistic_needs_a_limit_of_one():
 
 def test_readiness_first_takes_what_the_hint_ranks_first_until_pressure_holds():
     of = graph.chain(4, (0, 1))
-    progress = back_pressure.Progress(of, 0)
+    progress = back_pressure.RankProgress(of, 0)
     rules = [back_pressure.InFlight(progress, 2)]
     pressure = back_pressure.BackPressure(progress, rules)
     arbiter = arbiters.ReadinessFirst((0,), hints.Alternating(Kind.B), pressure)

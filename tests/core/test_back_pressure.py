@@ -9,8 +9,8 @@ from rrfp_jax.core.back_pressure import (
     BackPressure,
     InFlight,
     OneByOne,
-    Progress,
     QueuedWeights,
+    RankProgress,
 )
 from rrfp_jax.errors import ConfigError
 from tests.core.instrument import t, ts
@@ -23,19 +23,19 @@ SPLIT_CHUNKS = graph.chain(3, placement.interleaved(2, 2), is_split=True)
 
 def in_flight(of, limit):
     """Returns the default rule on rank 0."""
-    progress = Progress(of, 0)
+    progress = RankProgress(of, 0)
     return BackPressure(progress, [InFlight(progress, limit)])
 
 
 def one_by_one(of, limit):
     """Returns the paper's rule on rank 0."""
-    progress = Progress(of, 0)
+    progress = RankProgress(of, 0)
     return BackPressure(progress, [OneByOne(progress, limit, of, 0)])
 
 
 def weights(of, limit):
     """Returns the rule on queued weight gradients on rank 0."""
-    progress = Progress(of, 0)
+    progress = RankProgress(of, 0)
     return BackPressure(progress, [QueuedWeights(progress, limit, of)])
 
 
@@ -160,7 +160,7 @@ def test_queued_weights_do_not_count_backwards_that_have_none():
     of = graph.PipelineGraph(
         3, 2, ((0, 1), (1, 2)), (1, 0, 1), frozen=frozenset({1}), is_split=True
     )
-    progress = Progress(of, 0)
+    progress = RankProgress(of, 0)
     pressure = BackPressure(progress, [QueuedWeights(progress, 1, of)])
     assert admitted(pressure, "1F0 1F1 1B0", "1B1") == "1B1"
 
@@ -173,7 +173,7 @@ def test_in_order_the_last_place_in_the_queue_is_for_the_lowest():
 
 
 def test_all_rules_must_admit_and_the_refusing_ones_are_named():
-    progress = Progress(SPLIT, 0)
+    progress = RankProgress(SPLIT, 0)
     rules = [InFlight(progress, 2), QueuedWeights(progress, 1, SPLIT)]
     pressure = BackPressure(progress, rules)
     assert admitted(pressure, "0F0 0F1 0B0", "0F2 0B1 0W0") == "0W0"

@@ -20,7 +20,7 @@ def dispatcher_for(
     if fixed:
         return Dispatcher(of, rank, arbiters.FixedOrder(tasks), launch_ahead)
     hint = hints.Ordered(tasks) if tasks else hints.Alternating(Kind.B)
-    progress = back_pressure.Progress(of, rank)
+    progress = back_pressure.RankProgress(of, rank)
     rules = [back_pressure.InFlight(progress, limit)]
     pressure = back_pressure.BackPressure(progress, rules)
     arbiter = arbiters.ReadinessFirst(of.stages_of[rank], hint, pressure)

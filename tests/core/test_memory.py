@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rrfp_jax.core import graph, memory, placement, policies
-from rrfp_jax.core.back_pressure import BackPressure, Progress
+from rrfp_jax.core.back_pressure import BackPressure, RankProgress
 from rrfp_jax.core.memory import GIB, ResidualBytes, Residuals
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.core.task import Kind
@@ -20,7 +20,7 @@ UNIT = memory.constant(SPLIT, 10, 0.8)
 
 def pressure(of, residuals, limit):
     """Returns the rule on rank 0."""
-    progress = Progress(of, 0)
+    progress = RankProgress(of, 0)
     return BackPressure(progress, [ResidualBytes(progress, limit, of, 0, residuals)])
 
 

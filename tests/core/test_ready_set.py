@@ -81,7 +81,7 @@ def test_it_agrees_with_a_plain_list_over_random_steps():
     for seed in range(300):
         draw = random.Random(seed)
         of = graph.chain(6, placement.v_shaped(2), is_split=draw.random() < 0.5)
-        progress = back_pressure.Progress(of, 0)
+        progress = back_pressure.RankProgress(of, 0)
         rules = [back_pressure.InFlight(progress, draw.randint(1, 3))]
         if draw.random() < 0.5:
             rules.append(back_pressure.QueuedWeights(progress, draw.randint(1, 2), of))
