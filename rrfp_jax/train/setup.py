@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import jax
 from absl import logging
 
+from rrfp_jax.core import dry_run, policies
+from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.data import dataset
 from rrfp_jax.data.tokenizer import check_vocabulary
 from rrfp_jax.models.layer import Model, Shape
@@ -133,7 +135,32 @@ def _cut_by(
         # A step may have any mixture; the worst is one of the largest microbatch only.
         for example in _examples(config, data, _has_dropout(config.model)):
             pipeline.check_memory([example] * config.pipeline.num_microbatches)
+    if config.pipeline.order != "readiness":
+        _log_order(pipeline, config.pipeline.num_microbatches, cut, costs)
     return Setup(config, data, model, cut, ranks, pipeline)
+
+
+def _log_order(
+    pipeline: Pipeline, num_microbatches: int, cut: stages.Cut, costs: stages.LayerCosts
+) -> None:
+    """Says what the fixed order would take and hold at these costs, free transfers."""
+    graph = pipeline.graph([()] * num_microbatches)
+    of_stage = [sum(costs[layer.name] for layer in layers) for layers in cut.layers]
+    orders = policies.fixed_orders(graph, pipeline.policy)
+
+    def seconds(task: Task) -> float:
+        is_whole = task.kind is Kind.B and not graph.is_split
+        return of_stage[task.stage] * (2 if is_whole else 1) / 3
+
+    trace = dry_run.dry_run(orders, graph, seconds).trace
+    work = sum(of_stage) * num_microbatches / graph.num_ranks
+    logging.info(
+        "order %s, run dry: %.3f of the work of a rank, %s microbatches in flight by "
+        "rank",
+        pipeline.policy.hint,
+        trace.makespan_s / work,
+        trace.peak_in_flight(),
+    )
 
 
 def _has_dropout(config: ModelConfig) -> bool:

@@ -54,7 +54,8 @@ def test_c02_a_fixed_order_that_cannot_says_so_before_it_compiles(count, legal):
     assert pipeline.compiler.num_programs == 0
 
 
-def test_c04_a_first_stage_without_parameters_gets_no_backward():
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
+def test_c04_a_first_stage_without_parameters_gets_no_backward(hint):
     """And no gradient, no cotangent; the others have theirs."""
     toy = toys.TOYS["one_each"]
     params = [{}, *toy.params()[1:]]
@@ -63,12 +64,12 @@ def test_c04_a_first_stage_without_parameters_gets_no_backward():
         return 2 * feed["x"]
 
     stages = [double, *toy.stages[1:]]
-    pipeline = Pipeline(stages, params)
+    pipeline = Pipeline(stages, params, policy=Policy(hint))
     batch = toys.batch_of(8)
     result = pipeline.run(params, split(batch, 4))
     ran = {span.task for span in result.trace.spans}
-    assert not [task for task in ran if task.kind is Kind.B and task.stage == 0]
-    assert len(ran) == 4 * (4 + 3)
+    assert {task.kind for task in ran if task.stage == 0} == {Kind.F}
+    assert len(ran) == 4 * (4 + (6 if hint == "bfw" else 3))
     assert not [t for t in result.trace.transfers if t.source.stage > 0 and t.to == 0]
     assert result.grads[0] == {}
 
@@ -95,9 +96,12 @@ TABLE = np.array([[1.0], [2.0]], np.float32)
 TIED = [[(0, "table"), (1, "head", "table")]]
 
 
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("placement", [(0, 1), (0, 0)], ids=["two_ranks", "one_rank"])
-def test_c05_copies_of_a_tied_parameter_share_one_total_gradient(replicas, placement):
+def test_c05_copies_of_a_tied_parameter_share_one_total_gradient(
+    hint, replicas, placement
+):
     """The sample of the case, once in each of three microbatches of each replica."""
     params = [{"table": TABLE}, {"head": {"table": TABLE}}]
     pipeline = Pipeline(
@@ -106,6 +110,7 @@ def test_c05_copies_of_a_tied_parameter_share_one_total_gradient(replicas, place
         placement=placement,
         ranks=placing.make_ranks(max(placement) + 1, data=replicas),
         tied=TIED,
+        policy=Policy(hint),
     )
     rows = replicas * 3
     batch = {"token": np.zeros(rows, np.int32), "target": np.ones(rows, np.int32)}

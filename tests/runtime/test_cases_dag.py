@@ -30,10 +30,12 @@ def skip_edge():
     return Pipeline([first, middle, middle, last], params, edges=SKIP_EDGES), params
 
 
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
 @pytest.mark.parametrize("late", [("3B0", 0), ("1B0", 0), ("0F0", 3), ("2F0", 3)])
-def test_c13_both_ways_around_a_skip_edge_add_up(skip_edge, use_script, late):
+def test_c13_both_ways_around_a_skip_edge_add_up(skip_edge, use_script, late, hint):
     """Whichever of the two cotangents of h0, or inputs of stage 3, comes last."""
     pipeline, params = skip_edge
+    pipeline.policy = Policy(hint)
     message = (parse(late[0]), late[1])
     use_script(scripted.last(message))
     result = pipeline.run(params, [{"x": np.float32(1)}])
@@ -103,7 +105,11 @@ def trees():
     return Pipeline([first, middle, last], [{"w": np.float32(2)}] * 2 + [{}])
 
 
-def test_c14_a_tree_arrives_unchanged_and_only_floats_have_a_cotangent(trees, sent):
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
+def test_c14_a_tree_arrives_unchanged_and_only_floats_have_a_cotangent(
+    trees, sent, hint
+):
+    trees.policy = Policy(hint)
     x = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
     result = trees.run([{"w": np.float32(2)}, {"w": np.float32(3)}, {}], [{"x": x}])
     (arrived,) = result.aux
@@ -130,8 +136,9 @@ def test_c14_a_tree_arrives_unchanged_and_only_floats_have_a_cotangent(trees, se
     assert shapes == {"0F0": forward, "1F0": forward, "2B0": [h], "1B0": [h]}
 
 
+@pytest.mark.parametrize("hint", ["bf", "bfw"])
 @pytest.mark.parametrize("payload", [None, 3, "text"])
-def test_a_stage_may_hand_on_nothing_that_travels(payload, sent):
+def test_a_stage_may_hand_on_nothing_that_travels(payload, sent, hint):
     """An empty message still tells that the stage has run."""
 
     def last(params, inputs, feed):
@@ -139,7 +146,8 @@ def test_a_stage_may_hand_on_nothing_that_travels(payload, sent):
         return jnp.sum(params["w"] * feed["x"])
 
     params = [{"w": np.float32(2)}, {"w": np.float32(3)}]
-    pipeline = Pipeline([lambda params, inputs, feed: payload, last], params)
+    stages = [lambda params, inputs, feed: payload, last]
+    pipeline = Pipeline(stages, params, policy=Policy(hint))
     loss, grads = pipeline.loss_and_grad(params, [{"x": np.ones(4, np.float32)}])
     assert loss == 12.0
     assert [float(tree["w"]) for tree in grads] == [0.0, 4.0]
