@@ -48,7 +48,7 @@ class PlainLoop:
                 rest = jax.device_put(payload or feeds[s][0], self._at[s])
                 payload, kept, _ = programs.forward(self._params[s], rest)
                 pool = [*rest, *payload, *kept]
-                saved.append([pool[i] for i in programs.saved])
+                saved.append(programs.saved.of(pool))
             cotangents = [self._scale]
             for s in reversed(range(NUM_RANKS)):
                 accumulators[s], onward, _ = plan[s].backward(
