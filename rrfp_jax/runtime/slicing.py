@@ -10,6 +10,9 @@ and its program is cut. B is the backward slice from the wanted outputs, with al
 has an effect. W is what the other outputs need on top of it. Every equation is in one
 of the two, therefore nothing is computed twice.
 
+One thing more is in B: small sums of what B has, such as the gradient of a bias or of a
+norm's scale. In W their terms would have to cross, which are many times as large.
+
 **What crosses.** W reads the inputs of the whole by reference. What it reads of B's
 values crosses: B returns it, and it is held until W has run. Two kinds of values do not
 cross although both halves use them, for computing them again is cheaper than holding

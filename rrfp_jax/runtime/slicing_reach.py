@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend import core as jex
 
 from rrfp_jax.runtime.slicing_facts import Analysis, Facts, Treatment, bodies, variables
+from rrfp_jax.runtime.slicing_sums import sums_at_hand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +30,21 @@ class Reach:
 
 
 def reach(jaxpr: jex.Jaxpr, facts: Facts, wanted: Sequence[Any]) -> Reach:
-    """Finds what the first half computes so as to compute `wanted`."""
+    """Finds what the first half computes so as to compute `wanted`.
+
+    And what it sums up of that: the gradient of a bias or of a norm's scale is small,
+    and costs next to nothing where its terms are at hand. In the second half it would
+    need all of them.
+    """
     analysis = Analysis(jaxpr, facts)
+    found = _reach(jaxpr, facts, analysis, wanted)
+    sums = [v for v in sums_at_hand(jaxpr, found.have) if v not in analysis.free]
+    return _reach(jaxpr, facts, analysis, [*wanted, *sums]) if sums else found
+
+
+def _reach(
+    jaxpr: jex.Jaxpr, facts: Facts, analysis: Analysis, wanted: Sequence[Any]
+) -> Reach:
     need = {*variables(wanted), *analysis.roots}
     have: set[jex.Var] = set()
     inner: dict[int, tuple[Reach, ...]] = {}
