@@ -2,10 +2,11 @@
 
     python -m rrfp_jax.simulate --config=configs/sim.py --workdir=runs/sim
 
-Expected, over fixed 1F1B (3438 ms, bubble 33 %, 8 in flight), 10 seeds, in 10 seconds:
-BF 1.280 +- 0.039 (bubble 14 %, 32 in flight), B-priority 1.261, F-priority 1.220; but
-also, as deep as BF, fixed 1F1B 1.253 and Varuna 1.267. Most of the gain is depth. With
---config.pipeline.in_flight_limit=8, the depth of 1F1B, BF is at 0.979 (+- 0.008).
+Expected, over fixed 1F1B (3265 ms, bubble 29 %, 8 in flight), 10 seeds, in 12 seconds:
+BF 1.224 +- 0.028 (bubble 14 %, 32 in flight), B-priority 1.220, F-priority 1.187; but
+also, as deep as BF, fixed 1F1B 1.207 and Varuna 1.222. Most of the gain is depth. BFW,
+whose weight gradients are filler, 1.318; fixed ZB-H2 1.263. With
+--config.pipeline.in_flight_limit=8, the depth of 1F1B, BF is at 0.950 and BFW at 1.113.
 """
 
 import ml_collections
