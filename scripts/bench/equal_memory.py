@@ -1,6 +1,7 @@
 """What readiness gains at the memory of 1F1B, over a grid of pipelines and jitters.
 
-    python scripts/bench/equal_memory.py [--out=DIR] [--seeds=20] [--launch_ahead=1]
+    python scripts/bench/equal_memory.py [--out=DIR] [--seeds=20] [--first_seed=0]
+        [--launch_ahead=1]
 
 Simulated: P in {4, 8, 16} ranks, M in {2P, 4P, 8P} microbatches, F = B = W a rank and
 microbatch, transfers of {0, 0.1, 0.3} F, lognormal with CV in {0, 0.3, 0.6, 1} on every
@@ -141,12 +142,12 @@ def cells() -> Iterator[Cell]:
         yield Cell(ranks, ranks * rounds, variation, transfer)
 
 
-def run(job: tuple[Cell, int, int]) -> Outcome:
+def run(job: tuple[Cell, range, int]) -> Outcome:
     """Simulates all contenders of a cell with all seeds."""
-    cell, num_seeds, launch_ahead = job
+    cell, seeds, launch_ahead = job
     speedups: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     peaks = dict.fromkeys(CONTENDERS, 0)
-    for seed in range(num_seeds if cell.variation else 1):
+    for seed in seeds if cell.variation else seeds[:1]:
         ran = {
             name: each.makespan(cell, seed, launch_ahead)
             for name, each in CONTENDERS.items()
@@ -241,10 +242,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, default="runs/equal_memory")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--launch_ahead", type=int, default=1)
     flags = parser.parse_args()
     flags.out.mkdir(parents=True, exist_ok=True)
-    jobs = [(cell, flags.seeds, flags.launch_ahead) for cell in cells()]
+    seeds = range(flags.first_seed, flags.first_seed + flags.seeds)
+    jobs = [(cell, seeds, flags.launch_ahead) for cell in cells()]
     jobs.sort(key=lambda job: -job[0].num_microbatches)  # the long ones first
     with multiprocessing.Pool(os.cpu_count()) as pool:
         found = list(
