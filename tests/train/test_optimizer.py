@@ -34,6 +34,7 @@ def cut_of(*stages: str, frozen: str = "", tied: tuple = ()) -> Cut:
         layers=tuple((layer(name),) for name in stages),
         tower_of=("language",) * len(stages),
         edges=(),
+        placement=tuple(range(len(stages))),
         frozen=frozenset(frozen.split()),
         tied=tied,
     )
