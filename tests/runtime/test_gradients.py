@@ -17,7 +17,8 @@ WITHOUT_ZB_H = (*WITHOUT_1F1B, "interleaved")
 WITH_A_V = ("v_shaped",)
 HINTS = (*policies.RULES, *policies.ORDERS, "csv")
 CHOICES = [
-    *itertools.product(HINTS, ["readiness"], policies.PRESSURES),
+    *itertools.product(HINTS, ["readiness"], ["reserving"]),
+    *itertools.product(policies.RULES, ["readiness"], ["one_by_one"]),
     *itertools.product(HINTS, ["fixed", "opportunistic"], ["reserving"]),
 ]
 
