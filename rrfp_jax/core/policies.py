@@ -168,6 +168,7 @@ def dispatchers(
     ]
 
 
+@functools.lru_cache(maxsize=64)  # the steps of a run have few different graphs
 def check(graph: PipelineGraph, policy: Policy) -> None:
     """Checks all but a limit in bytes, for which one must know what tasks keep.
 

@@ -248,7 +248,8 @@ class Pipeline:
         """
         graph, feeds = self._prepare(microbatches, backward)
         policies.check(graph, self.policy)
-        self._check_memory(graph, feeds)
+        if self.compiler.missing(graph, _layouts(feeds)):
+            self._check_memory(graph, feeds)  # before anything compiles
         leaves = self.parameters.leaves(params)
         plans = self.compiler.plans(graph, _layouts(feeds))
         residuals = compiler.residuals(graph, plans)

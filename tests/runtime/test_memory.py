@@ -11,6 +11,7 @@ import pytest
 
 from rrfp_jax import Pipeline, Policy, split
 from rrfp_jax.core.task import Kind
+from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime import devices, pipeline
 from tests.runtime import scripted, toys
 
@@ -204,6 +205,37 @@ def test_c16_the_peak_does_not_depend_on_the_number_of_microbatches(
     assert few_in_flight.tolist() == many_in_flight.tolist()
     assert few_in_flight[0][0] == 4
     assert many == pytest.approx(few, rel=0.02)
+
+
+@pytest.mark.parametrize("hint", ["bf", "bfw", "bfw_memory"])
+def test_a_limit_in_bytes_holds_on_the_devices_and_is_used(wide_chain, watch, hint):
+    """Room for three microbatches and a half: three, and the same gradients."""
+    chain, params = wide_chain
+    chain.policy = Policy(hint)
+    microbatches = microbatches_of(8)
+    expected = chain.run(params, microbatches)
+    largest = max(map(max, residual_bytes(chain)))
+    limit = 3.5 * largest
+    chain.policy = Policy(hint, memory_limit_gb=limit / 2**30)
+    gc.collect()
+    before = live_bytes()
+    samples = watch(devices.RealDevices)
+    result = chain.run(params, microbatches)
+    assert 2.9 * largest <= max(result.trace.peak_bytes()) <= limit
+    param_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    most = max(live for live, _ in samples) - before
+    assert most <= param_bytes + 1.02 * sum(result.trace.peak_bytes())
+    toys.assert_close(list(result.grads), list(expected.grads))
+
+
+def test_a_limit_below_one_microbatch_is_refused_before_anything_compiles():
+    one = toys.TOYS["one_each"].pipeline(policy=Policy("bfw", memory_limit_gb=1e-8))
+    params = toys.TOYS["one_each"].params()
+    with pytest.raises(
+        ConfigError, match="cannot hold the residuals of one microbatch"
+    ):
+        one.run(params, toys.microbatches_of(4))
+    assert one.compiler.num_programs == 0
 
 
 def test_accumulators_are_donated_from_one_backward_to_the_next():
