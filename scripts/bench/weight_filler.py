@@ -7,6 +7,10 @@ The real runtime on 8 emulated ranks, 32 microbatches, F = B = W = 10 ms, transf
 microbatches, but for fixed 1F1B, which holds 8. The baselines run whole backwards, as
 long as B and W of the same draws. Speed-ups are paired by seed, and stand beside those
 of the simulator on the same durations.
+
+Last, `bfw_memory` on a V, with two stages a rank, each half as long: at most as many
+residual bytes on any rank as fixed 1F1B's first one holds, if a stage half as long
+keeps half as much. (The toy's stages all keep the same: the limit is twice its peak.)
 """
 
 import argparse
@@ -14,6 +18,7 @@ import dataclasses
 import json
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 import jax
 
@@ -24,6 +29,7 @@ import toy
 import tqdm
 
 from rrfp_jax import Emulation, Policy
+from rrfp_jax.core import memory, placement
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.sim import costs, simulator
 from rrfp_jax.sim.costs import CostTable
@@ -31,6 +37,7 @@ from rrfp_jax.sim.costs import CostTable
 NUM_SEEDS, LIMIT = 5, 16
 BASELINE, DEEP, FILLER = "1F1B, fixed", "1F1B of depth 16, fixed", "BFW"
 DETERMINISTIC = "BFW, deterministic"
+ON_A_V = "BFW memory, V, at 1F1B's"
 POLICIES = {
     BASELINE: Policy("1f1b", "fixed"),
     DEEP: Policy("eager_1f1b", "fixed"),
@@ -43,7 +50,8 @@ POLICIES = {
 
 def disturbed(seed: int, graph: PipelineGraph) -> CostTable:
     """Returns the durations of a seed."""
-    table = costs.constant(graph, 0.01, 0.01, 0.002, weight_s=0.01)
+    each_s = 0.01 * NUM_RANKS / graph.num_stages
+    table = costs.constant(graph, each_s, each_s, 0.002, weight_s=each_s)
     table = costs.with_lognormal(table, 0.6, seed)
     return costs.with_lognormal_transfers(table, 0.6, seed)
 
@@ -51,16 +59,17 @@ def disturbed(seed: int, graph: PipelineGraph) -> CostTable:
 class Both:
     """Runs a policy in the runtime and in the simulator."""
 
-    def __init__(self) -> None:
+    def __init__(self, placed: Sequence[int]) -> None:
         self.pipeline, self.params, self.microbatches = toy.make_pipeline(
-            NUM_RANKS, NUM_MICROBATCHES
+            NUM_RANKS, NUM_MICROBATCHES, placement=placed
         )
 
-    def compile(self, policy: Policy) -> None:
-        """Compiles what the policy needs."""
+    def compile(self, policy: Policy) -> int:
+        """Compiles what the policy needs; returns the peak residual bytes of a step."""
         self.pipeline.policy = policy
         self.pipeline.emulation = None
-        self.pipeline.run(self.params, self.microbatches)
+        trace = self.pipeline.run(self.params, self.microbatches).trace
+        return max(trace.peak_bytes())
 
     def __call__(self, policy: Policy, seed: int) -> tuple[float, float, int]:
         """Returns the real and the simulated makespan, and the peak in flight."""
@@ -69,7 +78,11 @@ class Both:
         trace = self.pipeline.run(self.params, self.microbatches).trace
         real_s = trace.log[-1].time_s  # when the host learned of the last finish
         table = disturbed(seed, trace.graph)
-        simulated_s = simulator.simulate(trace.graph, policy, table).makespan_s
+        simulated_s = simulator.simulate(
+            trace.graph, policy, table, residuals=trace.residuals
+        ).makespan_s
+        limit = policy.memory_limit_bytes
+        assert not limit or max(trace.peak_bytes()) <= limit
         return real_s, simulated_s, max(trace.peak_in_flight())
 
 
@@ -79,34 +92,43 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--launch_ahead", type=int, default=2)
     flags = parser.parse_args()
-    both = Both()
+    both = Both(placement.one_each(NUM_RANKS))
+    on_a_v = Both(placement.v_shaped(NUM_RANKS))
     chosen = {
         name: dataclasses.replace(policy, launch_ahead=flags.launch_ahead)
         for name, policy in POLICIES.items()
     }
-    for policy in chosen.values():
-        both.compile(policy)
+    peaks = {name: both.compile(policy) for name, policy in chosen.items()}
+    chosen[ON_A_V] = Policy(
+        "bfw_memory",
+        in_flight_limit=7 * NUM_RANKS // 4,
+        in_flight_taper=0.5,
+        memory_limit_gb=2 * peaks[BASELINE] / memory.GIB,
+        launch_ahead=flags.launch_ahead,
+    )
+    on_a_v.compile(chosen[ON_A_V])
     found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in chosen}
     for seed in tqdm.tqdm(range(NUM_SEEDS), "paired seeds", leave=False, disable=None):
         for name, policy in chosen.items():
-            found[name].append(both(policy, seed))
+            where = on_a_v if name == ON_A_V else both
+            found[name].append(where(policy, seed))
     print(
         f"{'':26} {'real s':>7} {'simulated':>9} {'ratio':>6} {'in flight':>9} "
         f"{'speed-up':>9} {'simulated':>9}"
     )
     figures: dict[str, dict[str, float]] = {}
     for name, runs in found.items():
-        real, simulated, peaks = zip(*runs, strict=True)
+        real, simulated, depths = zip(*runs, strict=True)
         each = figures[name] = {
             "real_s": statistics.mean(real),
             "simulated_s": statistics.mean(simulated),
-            "peak_in_flight": max(peaks),
+            "peak_in_flight": max(depths),
             "speedup": _speedup(found, BASELINE, name, 0),
             "simulated_speedup": _speedup(found, BASELINE, name, 1),
         }
         print(
             f"{name:26} {each['real_s']:7.3f} {each['simulated_s']:9.3f} "
-            f"{each['real_s'] / each['simulated_s']:6.3f} {max(peaks):9} "
+            f"{each['real_s'] / each['simulated_s']:6.3f} {max(depths):9} "
             f"{each['speedup']:9.3f} {each['simulated_speedup']:9.3f}"
         )
     deep = [_speedup(found, DEEP, FILLER, which) for which in (0, 1)]
