@@ -39,7 +39,8 @@ class RankProgress:
 
     Attributes:
       begun: microbatches of which a task was launched here.
-      num_in_flight: those of them that have a task left here.
+      left: tasks left here of each microbatch that has some, ascending.
+      num_in_flight: microbatches that have begun and have a task left here.
       lowest: the lowest microbatch with a forward or backward left here; -1 for none.
     """
 
@@ -47,12 +48,12 @@ class RankProgress:
         self.begun: set[int] = set()
         self.num_in_flight = 0
         stages = graph.stages_of[rank]
-        self._left: dict[int, int] = {}
+        self.left: dict[int, int] = {}
         self._chain: dict[int, int] = {}  # without Ws; all and only where some are left
         for j in range(graph.num_microbatches):
             route = graph.route(j)
             if count := route.num_tasks[rank]:
-                self._left[j] = count
+                self.left[j] = count
                 self._chain[j] = count - sum(route.has_weight[s] for s in stages)
         self._ascending: Iterable[int] = iter(tuple(self._chain))
         self.lowest = next(iter(self._chain), -1)
@@ -63,8 +64,9 @@ class RankProgress:
         if j not in self.begun:
             self.begun.add(j)
             self.num_in_flight += 1
-        self._left[j] -= 1
-        if not self._left[j]:
+        self.left[j] -= 1
+        if not self.left[j]:
+            del self.left[j]
             self.num_in_flight -= 1
         if task.kind is Kind.W:
             return

@@ -26,7 +26,7 @@ which would otherwise starve.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rrfp_jax.core.back_pressure import RankProgress
 from rrfp_jax.core.graph import Node, PipelineGraph
@@ -64,10 +64,39 @@ class Residuals:
         kind, stage, j = task
         return self._added[kind, stage][j]
 
+    def live(self, order: Iterable[Task]) -> list[int]:
+        """Returns the bytes of a rank after each launch of an order."""
+        return list(itertools.accumulate(map(self.added, order)))
+
+    def peak(self, order: Iterable[Task]) -> int:
+        """Returns the most bytes that a rank holds at once under an order."""
+        return max(self.live(order), default=0)
+
     def most(self, stage: int, microbatch: int) -> int:
         """Returns the most bytes that a microbatch holds for a stage."""
         forward = self.num_bytes[Kind.F, stage][microbatch]
         return max(forward, self.num_bytes[Kind.B, stage][microbatch])
+
+    def most_of(self, stages: Iterable[int], microbatch: int) -> int:
+        """Returns the most bytes that a microbatch holds for several stages."""
+        return sum(self.most(stage, microbatch) for stage in stages)
+
+
+def tabulate(
+    graph: PipelineGraph, of: Callable[[int, int], tuple[int, int]]
+) -> Residuals:
+    """Returns the residuals of a step.
+
+    Args:
+      graph: the step.
+      of: (microbatch, stage) -> what F keeps, and what B keeps.
+    """
+    num_bytes: dict[Node, tuple[int, ...]] = {}
+    for s in range(graph.num_stages):
+        pairs = [of(j, s) for j in range(graph.num_microbatches)]
+        num_bytes[Kind.F, s] = tuple(forward for forward, _ in pairs)
+        num_bytes[Kind.B, s] = tuple(backward for _, backward in pairs)
+    return Residuals(num_bytes)
 
 
 def constant(
@@ -80,14 +109,13 @@ def constant(
       forward: bytes that a forward keeps.
       weight_fraction: how much of it a W needs; what B keeps is that part.
     """
-    num_bytes: dict[Node, tuple[int, ...]] = {}
-    for s in range(graph.num_stages):
-        routes = [graph.route(j) for j in range(graph.num_microbatches)]
-        num_bytes[Kind.F, s] = tuple(forward * r.has_backward[s] for r in routes)
-        num_bytes[Kind.B, s] = tuple(
-            round(forward * weight_fraction) * r.has_weight[s] for r in routes
-        )
-    return Residuals(num_bytes)
+    backward = round(forward * weight_fraction)
+
+    def of(microbatch: int, stage: int) -> tuple[int, int]:
+        route = graph.route(microbatch)
+        return forward * route.has_backward[stage], backward * route.has_weight[stage]
+
+    return tabulate(graph, of)
 
 
 def smallest_limit(graph: PipelineGraph, residuals: Residuals) -> tuple[int, int]:
@@ -95,10 +123,7 @@ def smallest_limit(graph: PipelineGraph, residuals: Residuals) -> tuple[int, int
     nothing less will do.
     """
     return max(
-        (
-            sum(residuals.most(s, j) for s in stages if graph.route(j).has_backward[s]),
-            rank,
-        )
+        (residuals.most_of(stages, j), rank)
         for rank, stages in enumerate(graph.stages_of)
         for j in range(graph.num_microbatches)
     )
@@ -128,10 +153,7 @@ def check_orders(
     Raises:
       ConfigError: they do not; names the smallest limit that holds them.
     """
-    peaks = [
-        max(itertools.accumulate(map(residuals.added, order)), default=0)
-        for order in orders
-    ]
+    peaks = [residuals.peak(order) for order in orders]
     peak = max(peaks)
     if peak > limit:
         raise ConfigError(
@@ -172,16 +194,10 @@ class ResidualBytes:
         self._limit = limit
         self._residuals = residuals
         self._num_bytes = 0
-        self._left: dict[int, int] = {}  # tasks of each unfinished microbatch
         # Of each unfinished microbatch: bytes held, and the most it may yet add.
-        self._held: dict[int, int] = {}
-        self._rest: dict[int, int] = {}
-        for j in range(graph.num_microbatches):
-            route = graph.route(j)
-            if count := route.num_tasks[rank]:
-                self._left[j] = count
-                self._held[j] = 0
-                self._rest[j] = sum(residuals.most(s, j) for s in graph.stages_of[rank])
+        self._held = dict.fromkeys(progress.left, 0)
+        stages = graph.stages_of[rank]
+        self._rest = {j: residuals.most_of(stages, j) for j in progress.left}
         self._last_begun = -1
         # What is free beyond the largest rest of all needs no further look.
         self._enough = max(self._rest.values(), default=0)
@@ -219,9 +235,8 @@ class ResidualBytes:
         self._held[j] += added
         self._rest[j] -= self._spent(task)
         self._last_begun = max(j, self._last_begun)
-        self._left[j] -= 1
-        if not self._left[j]:
-            del self._left[j], self._held[j], self._rest[j]
+        if j not in self._progress.left:
+            del self._held[j], self._rest[j]
 
     def _spent(self, task: Task) -> int:
         """How much of the rest of its microbatch `task` uses up, or gives up."""

@@ -4,7 +4,6 @@ A trace holds the events that each dispatcher was given, in order, so it can be
 replayed: fed the same events, fresh dispatchers launch the same tasks.
 """
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -98,10 +97,7 @@ class Trace:
         """
         if self.residuals is None:
             return [[] for _ in range(self.graph.num_ranks)]
-        return [
-            list(itertools.accumulate(map(self.residuals.added, order)))
-            for order in self.launches()
-        ]
+        return [self.residuals.live(order) for order in self.launches()]
 
     def peak_bytes(self) -> list[int]:
         """Returns, by rank, the most residual bytes live at once; 0 if not known."""

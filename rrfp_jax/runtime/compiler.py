@@ -11,9 +11,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
-from rrfp_jax.core.graph import Node, PipelineGraph, Route
+from rrfp_jax.core import memory
+from rrfp_jax.core.graph import PipelineGraph, Route
 from rrfp_jax.core.memory import Residuals
-from rrfp_jax.core.task import Kind
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime.parameters import Parameters
 from rrfp_jax.runtime.placing import RankMesh
@@ -111,7 +111,7 @@ class Compiler:
             num_devices = self._ranks[graph.placement[stage]].mesh.size
             return self._traced[key].num_saved_bytes // num_devices, 0
 
-        return _table(graph, of)
+        return memory.tabulate(graph, of)
 
     def _new(self, graph: PipelineGraph, kinds: Sequence[Look]) -> dict[Look, Route]:
         return {
@@ -200,19 +200,7 @@ def residuals(graph: PipelineGraph, plans: Sequence[Plan]) -> Residuals:
             return 0, 0
         return programs.saved.num_bytes, programs.kept.num_bytes
 
-    return _table(graph, of)
-
-
-def _table(
-    graph: PipelineGraph, of: Callable[[int, int], tuple[int, int]]
-) -> Residuals:
-    """Tabulates the bytes that (microbatch, stage) keeps after F and after B."""
-    num_bytes: dict[Node, tuple[int, ...]] = {}
-    for s in range(graph.num_stages):
-        pairs = [of(j, s) for j in range(graph.num_microbatches)]
-        num_bytes[Kind.F, s] = tuple(forward for forward, _ in pairs)
-        num_bytes[Kind.B, s] = tuple(backward for _, backward in pairs)
-    return Residuals(num_bytes)
+    return memory.tabulate(graph, of)
 
 
 def _kinds(graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]) -> list[Look]:

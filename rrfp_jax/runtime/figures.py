@@ -6,7 +6,6 @@ however often it runs, and cannot look into kernels that are not its own.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -194,7 +193,7 @@ def _program(compiled: Any) -> ProgramCost | None:
 def _ranks(
     step: PipelineGraph, residuals: Residuals, policy: policies.Policy
 ) -> tuple[RankBytes, ...]:
-    one = [sum(residuals.most(s, 0) for s in stages) for stages in step.stages_of]
+    one = [residuals.most_of(stages, 0) for stages in step.stages_of]
     peaks = _peaks_of_1f1b(step, residuals, policy)
     count = min(step.num_microbatches, policy.in_flight_limit)
     pairs = zip(one, peaks, strict=True)
@@ -209,7 +208,4 @@ def _peaks_of_1f1b(
         orders = policies.fixed_orders(step, one_f_one_b)
     except ConfigError:  # it is not defined for the placement, or for so many
         return [None] * step.num_ranks
-    return [
-        max(itertools.accumulate(map(residuals.added, order)), default=0)
-        for order in orders
-    ]
+    return [residuals.peak(order) for order in orders]
