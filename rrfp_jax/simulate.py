@@ -197,9 +197,17 @@ def compare(
     traces: dict[str, Trace] = {}
     with progress(len(seeds) * len(chosen), "simulate", "run") as bar:
         for seed in seeds:
+            # Few placements, and on each of them a whole backward and a split one.
+            draws: dict[SimConfig, CostTable] = {}
+            bounds: dict[PipelineGraph, float] = {}
             for contender in chosen:
-                drawn = contender.config.draw(seed)
-                bound_s = report.lower_bound_s(contender.graph, drawn)
+                config, graph = contender.config, contender.graph
+                if config not in draws:
+                    draws[config] = config.draw(seed)
+                drawn = draws[config]
+                if graph not in bounds:
+                    bounds[graph] = report.lower_bound_s(graph, drawn)
+                bound_s = bounds[graph]
                 trace = contender.run(drawn)
                 figures = report.report(trace, contender.blocking)
                 runs.append(Run(contender.name, seed, figures, bound_s))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.memory import Residuals
-from rrfp_jax.core.orders import Order
 from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.core.trace import Span, Trace
 from rrfp_jax.errors import ConfigError
@@ -71,7 +70,7 @@ def unit_s(graph: PipelineGraph) -> Callable[[Task], float]:
 
 
 def dry_run(
-    orders: Sequence[Order],
+    orders: Sequence[Sequence[Task]],
     graph: PipelineGraph,
     seconds: Callable[[Task], float] | None = None,
     transfer_s: float = 0.0,
@@ -116,7 +115,7 @@ def dry_run(
     return DryRun(trace, tuple(stuck))
 
 
-def check_finishes(orders: Sequence[Order], graph: PipelineGraph) -> DryRun:
+def check_finishes(orders: Sequence[Sequence[Task]], graph: PipelineGraph) -> DryRun:
     """Returns the dry run of orders in the usual proportions.
 
     Raises:

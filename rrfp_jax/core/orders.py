@@ -16,8 +16,9 @@ the backward is split, all of these run W right after its B. Orders made for a s
 backward are in `core.zero_bubble`.
 """
 
+import collections
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rrfp_jax.core import placement
 from rrfp_jax.core.graph import PipelineGraph, chain_edges
@@ -66,16 +67,24 @@ def one_forward_one_backward(
     if graph.num_ranks < graph.num_stages:
         return _interleaved(graph, factor, group or graph.num_ranks)
     depth = depths(graph)
-    orders: list[Order] = []
-    for (stage,) in graph.stages_of:
-        visiting = [
-            j for j in range(graph.num_microbatches) if graph.route(j).is_visited[stage]
-        ]
-        forward = [(stage, j) for j in visiting]
-        orders.append(
-            _alternate(graph, forward, forward, math.ceil(factor * depth[stage]) - 1)
-        )
-    return orders
+    return [
+        alternate_on(graph, stage, math.ceil(factor * depth[stage]) - 1)
+        for (stage,) in graph.stages_of
+    ]
+
+
+def alternate_on(
+    graph: PipelineGraph, stage: int, warmup: int, put_off: int = 0
+) -> Order:
+    """Returns the order of a rank that holds one stage: `warmup` forwards, then one
+    forward and one backward in turn, and weight gradients as `with_weights` has them.
+    """
+    visiting = [
+        (stage, j)
+        for j in range(graph.num_microbatches)
+        if graph.route(j).is_visited[stage]
+    ]
+    return with_weights(graph, _alternate(visiting, visiting, warmup), put_off)
 
 
 def depths(graph: PipelineGraph) -> list[int]:
@@ -108,11 +117,13 @@ def _interleaved(graph: PipelineGraph, factor: float, group: int) -> list[Order]
     # The same for all ranks: a multiple would let neighbours wait for each other.
     deeper = math.ceil((factor - 1) * warmups[0])
     return [
-        _alternate(
+        with_weights(
             graph,
-            [(chunk * ranks + rank, j) for chunk, j in forward],
-            [((chunks - 1 - chunk) * ranks + rank, j) for chunk, j in forward],
-            warmup + deeper,
+            _alternate(
+                [(chunk * ranks + rank, j) for chunk, j in forward],
+                [((chunks - 1 - chunk) * ranks + rank, j) for chunk, j in forward],
+                warmup + deeper,
+            ),
         )
         for rank, warmup in enumerate(warmups)
     ]
@@ -140,29 +151,37 @@ def _check_group(ranks: int, chunks: int, count: int, group: int) -> None:
 
 
 def _alternate(
-    graph: PipelineGraph,
     forward: Sequence[tuple[int, int]],
     backward: Sequence[tuple[int, int]],
     warmup: int,
-) -> Order:
+) -> Iterator[Task]:
     """`warmup` forwards, then one forward and one backward in turn."""
-    order: list[Task] = []
     for k in range(len(forward) + warmup):
         if k < len(forward):
-            order.append(Task(Kind.F, *forward[k]))
+            yield Task(Kind.F, *forward[k])
         if k >= warmup:
-            order.append(Task(Kind.B, *backward[k - warmup]))
-    return with_weights(graph, order)
+            yield Task(Kind.B, *backward[k - warmup])
 
 
-def with_weights(graph: PipelineGraph, order: Iterable[Task]) -> Order:
-    """Leaves out what the step does not have, and puts each W right after its B."""
-    return tuple(
-        found
-        for task in order
-        for found in (task, task._replace(kind=Kind.W))
-        if graph.exists(found) and (found is task or task.kind is Kind.B)
-    )
+def with_weights(
+    graph: PipelineGraph, order: Iterable[Task], put_off: int = 0
+) -> Order:
+    """Leaves out what the step does not have, and puts each W right after its B.
+
+    Args:
+      graph: the step.
+      order: forwards and backwards.
+      put_off: how many Ws wait before the first of them runs, after another B.
+    """
+    found: list[Task] = []
+    queued: collections.deque[Task] = collections.deque()
+    for task in order:
+        found.append(task)
+        if task.kind is Kind.B:
+            queued.append(task._replace(kind=Kind.W))
+            if len(queued) > put_off:
+                found.append(queued.popleft())
+    return tuple(filter(graph.exists, [*found, *queued]))
 
 
 def peak_in_flight(order: Sequence[Task], graph: PipelineGraph, rank: int) -> int:

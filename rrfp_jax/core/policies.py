@@ -78,7 +78,7 @@ class Policy:
       in_flight_taper: by how much less it is on each next rank, but never below 1. What
         ranks near the loss admit, they have back sooner.
       weight_limit: weight gradients that may wait on a rank; 0 for any number.
-      memory_limit_gb: residuals on a rank in GiB; 0 for any number. For fixed orders
+      memory_limit_gb: residuals on each device, GiB; 0 for any number. For fixed orders
         it is only checked.
       back_pressure: which rule enforces `in_flight_limit`, see `core.back_pressure`.
       split: whether the backward is split `as_needed` by the hint, or `always`.

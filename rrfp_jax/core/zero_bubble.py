@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from rrfp_jax.core import placement
 from rrfp_jax.core.graph import PipelineGraph, chain_edges
-from rrfp_jax.core.orders import Order, depths
+from rrfp_jax.core.orders import Order, alternate_on, depths
 from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.errors import ConfigError
 
@@ -50,31 +50,15 @@ def _horizontal(graph: PipelineGraph, factor: int) -> list[Order]:
             "rank holds several stages.\n  Set --config.pipeline.placement to one_each."
         )
     depth = depths(graph)
-    orders = []
-    for (s,) in graph.stages_of:
-        visiting = [
-            j for j in range(graph.num_microbatches) if graph.route(j).is_visited[s]
-        ]
-        forwards = factor * (depth[s] - 1)  # before the first F that a B follows
-        put_off = factor * (max(depth) - depth[s])
-        orders.append(_put_off(graph, s, visiting, forwards, put_off))
-    return orders
-
-
-def _put_off(
-    graph: PipelineGraph, stage: int, visiting: list[int], warmup: int, put_off: int
-) -> Order:
-    """`warmup` forwards; then F, B and, once `put_off` of them wait, W in turn."""
-    order = [Task(_F, stage, j) for j in visiting[:warmup]]
-    queued: list[Task] = []
-    for k, j in enumerate(visiting):
-        if warmup + k < len(visiting):
-            order.append(Task(_F, stage, visiting[warmup + k]))
-        order.append(Task(_B, stage, j))
-        queued.append(Task(_W, stage, j))
-        if len(queued) > put_off:
-            order.append(queued.pop(0))
-    return tuple(filter(graph.exists, order + queued))
+    return [
+        alternate_on(
+            graph,
+            stage,
+            warmup=factor * (depth[stage] - 1),
+            put_off=factor * (max(depth) - depth[stage]),
+        )
+        for (stage,) in graph.stages_of
+    ]
 
 
 def zb_v(graph: PipelineGraph) -> list[Order]:

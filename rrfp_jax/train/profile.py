@@ -127,7 +127,7 @@ class _Alone:
         traced = trace_stage(self.stage, self.signature, self.trained)
         where = [rank.replicated] * len(self.trained)
         programs = compile_stage(traced, self.signature, rank, where)
-        params, rest = _arrays(programs.forward)
+        _, rest = _arrays(programs.forward)
         init = jax.jit(self.layer.init, out_shardings=rank.replicated)
         params = jax.tree.leaves(init(jax.random.key(0)))
 

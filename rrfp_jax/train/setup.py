@@ -146,7 +146,7 @@ def _log_order(
     """Says what the fixed order would take and hold at these costs, free transfers."""
     graph = pipeline.graph([()] * num_microbatches)
     of_stage = [sum(costs[layer.name] for layer in layers) for layers in cut.layers]
-    orders = policies.fixed_orders(graph, pipeline.policy)
+    orders = policies.checked_orders(graph, pipeline.policy).trace.launches()
 
     def seconds(task: Task) -> float:
         is_whole = task.kind is Kind.B and not graph.is_split
