@@ -9,6 +9,7 @@ in the runtime and in the simulator.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -21,9 +22,9 @@ jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
 import toy
 import tqdm
 
-from rrfp_jax import Emulation, Policy
+from rrfp_jax import Policy
 from rrfp_jax.core.graph import PipelineGraph
-from rrfp_jax.sim import costs, simulator
+from rrfp_jax.sim import costs
 from rrfp_jax.sim.costs import CostTable
 
 NUM_SEEDS = 5
@@ -43,45 +44,30 @@ def disturbed(seed: int, graph: PipelineGraph) -> CostTable:
     return costs.with_lognormal_transfers(table, 1.0, seed)
 
 
-class Both:
-    """Runs a policy in the runtime and in the simulator."""
-
-    def __init__(self) -> None:
-        self.pipeline, self.params, self.microbatches = toy.make_pipeline(
-            NUM_RANKS, NUM_MICROBATCHES
-        )
-        self.pipeline.run(self.params, self.microbatches)  # compiles
-        self.graph = self.pipeline.graph([()] * NUM_MICROBATCHES)
-
-    def __call__(self, policy: Policy, table: CostTable) -> tuple[float, float]:
-        """Returns the real and the simulated makespan in seconds."""
-        self.pipeline.policy = policy
-        self.pipeline.emulation = Emulation(lambda _: table)
-        trace = self.pipeline.run(self.params, self.microbatches).trace
-        real_s = trace.log[-1].time_s  # when the host learned of the last finish
-        return real_s, simulator.simulate(self.graph, policy, table).makespan_s
-
-
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    both = Both()
+    both = toy.Both(NUM_RANKS, NUM_MICROBATCHES)
+    both.compile(BF)
     figures: dict[str, float] = {}
     print(f"{'':>28} {'real s':>8} {'simulated s':>12} {'ratio':>6}")
     for forward_ms in (5, 20):
-        pairs = [both(BF, constant(forward_ms, both.graph)) for _ in range(3)]
-        real_s, simulated_s = sorted(pairs)[1]
+        durations = functools.partial(constant, forward_ms)
+        runs = [both(BF, durations) for _ in range(3)]
+        real_s, simulated_s, _ = sorted(runs, key=lambda ran: ran.real_s)[1]
         ratio = real_s / simulated_s
         name = f"BF, {forward_ms}/{2 * forward_ms} ms, median of 3"
         print(f"{name:>28} {real_s:8.3f} {simulated_s:12.3f} {ratio:6.3f}")
         figures[f"makespan_ratio_{forward_ms}ms"] = ratio
     speedups = []
     for seed in tqdm.tqdm(range(NUM_SEEDS), "paired seeds", leave=False):
-        table = disturbed(seed, both.graph)
-        fixed, ours = both(FIXED, table), both(BF, table)
-        speedups.append((fixed[0] / ours[0], fixed[1] / ours[1]))
+        durations = functools.partial(disturbed, seed)
+        fixed, ours = both(FIXED, durations), both(BF, durations)
+        speedups.append(
+            (fixed.real_s / ours.real_s, fixed.simulated_s / ours.simulated_s)
+        )
     real, simulated = (statistics.mean(each) for each in zip(*speedups, strict=True))
     print(
         f"speed-up of BF over 1F1B under J3: {real:.3f} real, {simulated:.3f} simulated"

@@ -1,13 +1,17 @@
 """The tiny pipeline that the benchmarks run: what is left to measure is the host."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rrfp_jax import Pipeline, Stage, split
+from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
+from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.trace import Trace
+from rrfp_jax.sim import simulator
+from rrfp_jax.sim.costs import CostTable
 
 
 def first(params: Any, _: Any, feed: Any) -> Any:
@@ -43,3 +47,44 @@ def make_pipeline(
     pipeline = kind([first, *unfed], params, placement=placement)
     batch = {"x": np.ones((num_microbatches * 2, 8), np.float32)}
     return pipeline, pipeline.place(params), split(batch, num_microbatches)
+
+
+class Ran(NamedTuple):
+    """One step, in the runtime on emulated devices and in the simulator."""
+
+    real_s: float
+    simulated_s: float
+    trace: Trace  # of the runtime
+
+
+class Both:
+    """Runs a policy in the runtime and in the simulator, on the same durations."""
+
+    def __init__(
+        self,
+        num_ranks: int,
+        num_microbatches: int,
+        placement: Sequence[int] | None = None,
+    ) -> None:
+        self._pipeline, self._params, self._microbatches = make_pipeline(
+            num_ranks, num_microbatches, placement=placement
+        )
+
+    def compile(self, policy: Policy) -> Trace:
+        """Compiles what the policy needs, and returns a step without emulation."""
+        return self._run(policy, None)
+
+    def __call__(
+        self, policy: Policy, costs: Callable[[PipelineGraph], CostTable]
+    ) -> Ran:
+        """Runs a step; the real makespan is when the host learns of the last finish."""
+        trace = self._run(policy, Emulation(costs))
+        graph = trace.graph
+        simulated = simulator.simulate(
+            graph, policy, costs(graph), residuals=trace.residuals
+        )
+        return Ran(trace.log[-1].time_s, simulated.makespan_s, trace)
+
+    def _run(self, policy: Policy, emulation: Emulation | None) -> Trace:
+        self._pipeline.policy, self._pipeline.emulation = policy, emulation
+        return self._pipeline.run(self._params, self._microbatches).trace

@@ -15,10 +15,10 @@ keeps half as much. (The toy's stages all keep the same: the limit is twice its 
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import statistics
-from collections.abc import Sequence
 
 import jax
 
@@ -28,10 +28,10 @@ jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
 import toy
 import tqdm
 
-from rrfp_jax import Emulation, Policy
+from rrfp_jax import Policy
 from rrfp_jax.core import memory, placement
 from rrfp_jax.core.graph import PipelineGraph
-from rrfp_jax.sim import costs, simulator
+from rrfp_jax.sim import costs
 from rrfp_jax.sim.costs import CostTable
 
 NUM_SEEDS, LIMIT = 5, 16
@@ -56,79 +56,53 @@ def disturbed(seed: int, graph: PipelineGraph) -> CostTable:
     return costs.with_lognormal_transfers(table, 0.6, seed)
 
 
-class Both:
-    """Runs a policy in the runtime and in the simulator."""
-
-    def __init__(self, placed: Sequence[int]) -> None:
-        self.pipeline, self.params, self.microbatches = toy.make_pipeline(
-            NUM_RANKS, NUM_MICROBATCHES, placement=placed
-        )
-
-    def compile(self, policy: Policy) -> int:
-        """Compiles what the policy needs; returns the peak residual bytes of a step."""
-        self.pipeline.policy = policy
-        self.pipeline.emulation = None
-        trace = self.pipeline.run(self.params, self.microbatches).trace
-        return max(trace.peak_bytes())
-
-    def __call__(self, policy: Policy, seed: int) -> tuple[float, float, int]:
-        """Returns the real and the simulated makespan, and the peak in flight."""
-        self.pipeline.policy = policy
-        self.pipeline.emulation = Emulation(lambda graph: disturbed(seed, graph))
-        trace = self.pipeline.run(self.params, self.microbatches).trace
-        real_s = trace.log[-1].time_s  # when the host learned of the last finish
-        table = disturbed(seed, trace.graph)
-        simulated_s = simulator.simulate(
-            trace.graph, policy, table, residuals=trace.residuals
-        ).makespan_s
-        limit = policy.memory_limit_bytes
-        assert not limit or max(trace.peak_bytes()) <= limit
-        return real_s, simulated_s, max(trace.peak_in_flight())
-
-
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--launch_ahead", type=int, default=2)
     flags = parser.parse_args()
-    both = Both(placement.one_each(NUM_RANKS))
-    on_a_v = Both(placement.v_shaped(NUM_RANKS))
+    both = toy.Both(NUM_RANKS, NUM_MICROBATCHES)
+    on_a_v = toy.Both(NUM_RANKS, NUM_MICROBATCHES, placement.v_shaped(NUM_RANKS))
     chosen = {
         name: dataclasses.replace(policy, launch_ahead=flags.launch_ahead)
         for name, policy in POLICIES.items()
     }
-    peaks = {name: both.compile(policy) for name, policy in chosen.items()}
+    traces = {name: both.compile(policy) for name, policy in chosen.items()}
+    peak = max(traces[BASELINE].peak_bytes())
     chosen[ON_A_V] = Policy(
         "bfw_memory",
         in_flight_limit=7 * NUM_RANKS // 4,
         in_flight_taper=0.5,
-        memory_limit_gb=2 * peaks[BASELINE] / memory.GIB,
+        memory_limit_gb=2 * peak / memory.GIB,
         launch_ahead=flags.launch_ahead,
     )
     on_a_v.compile(chosen[ON_A_V])
-    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in chosen}
+    found: dict[str, list[toy.Ran]] = {name: [] for name in chosen}
     for seed in tqdm.tqdm(range(NUM_SEEDS), "paired seeds", leave=False, disable=None):
         for name, policy in chosen.items():
             where = on_a_v if name == ON_A_V else both
-            found[name].append(where(policy, seed))
+            ran = where(policy, functools.partial(disturbed, seed))
+            assert name != ON_A_V or max(ran.trace.peak_bytes()) <= 2 * peak
+            found[name].append(ran)
     print(
         f"{'':26} {'real s':>7} {'simulated':>9} {'ratio':>6} {'in flight':>9} "
         f"{'speed-up':>9} {'simulated':>9}"
     )
     figures: dict[str, dict[str, float]] = {}
     for name, runs in found.items():
-        real, simulated, depths = zip(*runs, strict=True)
+        real, simulated, ran_traces = zip(*runs, strict=True)
+        depth = max(max(trace.peak_in_flight()) for trace in ran_traces)
         each = figures[name] = {
             "real_s": statistics.mean(real),
             "simulated_s": statistics.mean(simulated),
-            "peak_in_flight": max(depths),
+            "peak_in_flight": depth,
             "speedup": _speedup(found, BASELINE, name, 0),
             "simulated_speedup": _speedup(found, BASELINE, name, 1),
         }
         print(
             f"{name:26} {each['real_s']:7.3f} {each['simulated_s']:9.3f} "
-            f"{each['real_s'] / each['simulated_s']:6.3f} {max(depths):9} "
+            f"{each['real_s'] / each['simulated_s']:6.3f} {depth:9} "
             f"{each['speedup']:9.3f} {each['simulated_speedup']:9.3f}"
         )
     deep = [_speedup(found, DEEP, FILLER, which) for which in (0, 1)]
@@ -139,9 +113,7 @@ def main() -> None:
         flags.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def _speedup(
-    found: dict[str, list[tuple[float, float, int]]], over: str, of: str, which: int
-) -> float:
+def _speedup(found: dict[str, list[toy.Ran]], over: str, of: str, which: int) -> float:
     """Returns the mean of paired ratios; `which` is 0 for real, 1 for simulated."""
     pairs = zip(found[over], found[of], strict=True)
     return statistics.mean(a[which] / b[which] for a, b in pairs)
