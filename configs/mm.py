@@ -83,8 +83,24 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "warmup_factor": 2.0,  # of order deep_1f1b
         "microbatch_group": 0,  # of interleaved 1f1b; 0: one a rank
         "launch_ahead": 2,
+        "agreement": "intersection",  # of the processes of a rank; or per_task
     }
-    config.mesh = {"data": 1, "model": 1, "num_cpu_devices": 0}
+    config.mesh = {
+        "data": 1,  # inside a pipeline rank
+        "model": 1,
+        "vision_model": 0,  # of ranks of the vision tower; 0: as the others
+        "replicas": 1,  # of the whole pipeline
+        "num_cpu_devices": 0,  # that a process shows; 0: as many as are needed
+    }
+    config.cluster = {
+        "coordinator": "",  # HOST:PORT; none: one process, or what SLURM says
+        "num_processes": 0,
+        "process_id": -1,
+        "peer_timeout_s": 60.0,  # silence after which a process counts as lost
+        "stall_timeout_s": 600.0,
+        "payloads": "auto",  # or host, transfer
+        "host_limit_kib": 64,  # with transfer: what goes through the host all the same
+    }
     config.optimizer = {
         "learning_rate": 1e-3,
         "warmup_steps": 30,
@@ -94,6 +110,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "eps": 1e-8,
         "weight_decay": 0.1,
         "clip_norm": 1.0,
+        "shard_state": False,  # over replicas (ZeRO-1)
     }
     config.train = {
         "num_steps": 800,

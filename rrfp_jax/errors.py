@@ -23,6 +23,14 @@ class StallError(RuntimeError):
     """Tasks remain and none can become ready; the message says who waits for what."""
 
 
+class PeerLost(RuntimeError):
+    """A process of the run is silent: killed, frozen, cut off. The message names it."""
+
+
+class RemoteError(RuntimeError):
+    """A process of the run failed; the message says which one, and how."""
+
+
 class InvariantError(AssertionError):
     """A bug in rrfp_jax; the message carries the story of the task concerned."""
 

@@ -11,6 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from rrfp_jax import config_border
+from rrfp_jax.coordination import cluster as cluster_lib
 from rrfp_jax.train.config import TrainConfig
 from rrfp_jax.train.setup import prepare
 from rrfp_jax.train.trainer import Trainer
@@ -25,12 +26,14 @@ def main() -> None:
     folder = pathlib.Path(_WORKDIR.value)
     prepare(config)
     cache = (folder / "compilation_cache").absolute()
-    try:
-        scores = Trainer(config).run(folder, cache)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    for name, value in scores.items():
-        print(f"{name} {value:.4f}")
+    with cluster_lib.joined(config.cluster.whereabouts) as cluster:
+        try:
+            scores = Trainer(config, cluster).run(folder, cache)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        if cluster.is_first:
+            for name, value in scores.items():
+                print(f"{name} {value:.4f}")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,19 @@ Rules.
    its source is *launched*; one across ranks when its payload has *arrived*.
 3. A task's sends are ordered together with its launch: the transfer begins when the
    value exists, without asking the host again.
+4. Where the rank spans several processes, an `Agreement` stands in for the arbiter. It
+   says when to propose what to the other members, and chooses what all of them launch.
 
 Invariants (tests check them after every event): each task is launched once, never
 before its inputs; the in-flight limit holds; a free rank and a ready task that is not
-held back never coexist, except under a fixed order.
+held back never coexist, except under a fixed order, or for as long as the members of a
+group take to agree.
 """
 
+import hashlib
 from collections.abc import Iterable
 
+from rrfp_jax.core.agreement import Agreement
 from rrfp_jax.core.arbiters import Arbiter
 from rrfp_jax.core.events import (
     Arrived,
@@ -30,12 +35,14 @@ from rrfp_jax.core.events import (
     Finished,
     Instruction,
     Launch,
+    Propose,
+    Proposed,
     Send,
     Started,
 )
 from rrfp_jax.core.graph import Node, PipelineGraph
 from rrfp_jax.core.task import Kind, Task
-from rrfp_jax.errors import ConfigError, InvariantError
+from rrfp_jax.errors import ConfigError, InvariantError, ProtocolError
 
 LAUNCH_AHEAD = 2
 """How many launched tasks of a rank may be unfinished, by default."""
@@ -49,6 +56,12 @@ class Dispatcher:
       rank: whose tasks to run.
       arbiter: chooses among ready tasks; used by this dispatcher only.
       launch_ahead: how many launched tasks may be unfinished, at least 1.
+      agreement: of the processes of the rank, which wraps `arbiter`; None where there
+        is one process, or where the members go apart.
+
+    Attributes:
+      rank: whose tasks these are.
+      num_launched: tasks launched so far.
 
     Raises:
       ConfigError: `launch_ahead` is below 1.
@@ -60,17 +73,21 @@ class Dispatcher:
         rank: int,
         arbiter: Arbiter,
         launch_ahead: int = LAUNCH_AHEAD,
+        agreement: Agreement | None = None,
     ) -> None:
         check_launch_ahead(launch_ahead)
         self.rank = rank
+        self.num_launched = 0
         self._graph = graph
-        self._arbiter = arbiter
+        self._arbiter = agreement or arbiter
+        self._agreement = agreement
         self._launch_ahead = launch_ahead
         # task -> inputs that are not here. No entry: no input is here yet. Empty: the
         # task is ready or launched.
         self._missing: dict[Task, tuple[Node, ...]] = {}
         self._running: list[Task] = []  # launched and unfinished, in launch order
-        self._num_left = graph.num_tasks(rank)  # tasks not launched
+        self._num_tasks = graph.num_tasks(rank)
+        self._hash = hashlib.blake2b(digest_size=8)  # of `2F0 2B0 `, all launches
         self._stages = frozenset(graph.stages_of[rank])
         self._is_started = False
         self._story: list[Event | Instruction] = []  # all that was heard and said
@@ -78,13 +95,19 @@ class Dispatcher:
     @property
     def is_done(self) -> bool:
         """Whether every task of the rank was launched and has finished."""
-        return not self._num_left and not self._running
+        return self.num_launched == self._num_tasks and not self._running
+
+    @property
+    def sequence_hash(self) -> bytes:
+        """The hash of all launches so far, in order: equal where sequences are."""
+        return self._hash.digest()
 
     def handle(self, event: Event) -> list[Instruction]:
         """Applies one event; the only method that changes the state.
 
         Raises:
           InvariantError: the event cannot follow those before it.
+          ProtocolError: another member may not have proposed this.
         """
         match event:
             case Finished(task):
@@ -102,13 +125,21 @@ class Dispatcher:
                 self._supply(Task(kind, to, j), (kind, stage))
             case Started():
                 self._start()
+            case Proposed(member, proposal):
+                if self._agreement is None:
+                    raise ProtocolError(
+                        f"member {member} proposed to rank {self.rank} ({proposal}), "
+                        "which agrees with nobody.\n"
+                        "  Give all processes of a rank the same group."
+                    )
+                self._agreement.heard(member, proposal)
         self._story.append(event)
         instructions: list[Instruction] = []
-        while len(self._running) < self._launch_ahead:
-            chosen = self._arbiter.take()
-            if chosen is None:
-                break
-            self._launch(chosen, instructions)
+        self._launch_chosen(instructions)
+        if self._agreement is not None:
+            while own := self._agreement.propose(len(self._running)):
+                instructions.append(Propose(own))
+                self._launch_chosen(instructions)  # ours may have been the last word
         self._story += instructions
         return instructions
 
@@ -165,11 +196,20 @@ class Dispatcher:
         if not rest:
             self._arbiter.add(task)
 
+    def _launch_chosen(self, instructions: list[Instruction]) -> None:
+        while len(self._running) < self._launch_ahead:
+            chosen = self._arbiter.choose()
+            if chosen is None:
+                break
+            self._launch(chosen, instructions)
+
     def _launch(self, task: Task, instructions: list[Instruction]) -> None:
+        self._arbiter.launched(task)
         self._running.append(task)
-        self._num_left -= 1
+        self.num_launched += 1
         instructions.append(Launch(task))
         kind, stage, j = task
+        self._hash.update(b"%d%b%d " % (stage, kind.encode(), j))
         placement = self._graph.placement
         for target_kind, target in self._graph.route(j).successors[kind, stage]:
             if placement[target] == self.rank:
@@ -190,7 +230,7 @@ class Dispatcher:
         told = [
             f"#{number} {_print(entry)}"
             for number, entry in enumerate(self._story)
-            if about is None or _microbatch(entry) == about.microbatch
+            if about is None or about.microbatch in _microbatches(entry)
         ]
         return InvariantError(
             f"{what}. This is a bug in rrfp_jax; please report this story of rank "
@@ -198,8 +238,14 @@ class Dispatcher:
         )
 
 
-def _microbatch(entry: Event | Instruction) -> int:
-    return -1 if isinstance(entry, Started) else entry[0].microbatch
+def _microbatches(entry: Event | Instruction) -> list[int]:
+    match entry:
+        case Started():
+            return []
+        case Proposed(_, proposal) | Propose(proposal):
+            return [task.microbatch for task in proposal.ready]
+        case _:
+            return [entry[0].microbatch]
 
 
 def _print(entry: Event | Instruction) -> str:

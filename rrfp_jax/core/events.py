@@ -22,6 +22,31 @@ class Finished(NamedTuple):
     task: Task
 
 
+class Proposal(NamedTuple):
+    """What a member of a rank's group says once in each round of `core.agreement`.
+
+    Attributes:
+      round: counts from 0 in each step.
+      ready: the tasks that it speaks for; which, depends on the agreement.
+      room: how many more tasks it may launch.
+    """
+
+    round: int
+    ready: tuple[Task, ...]
+    room: int
+
+    def __str__(self) -> str:
+        tasks = " ".join(map(str, self.ready)) or "nothing new"
+        return f"round {self.round}: {tasks}, room {self.room}"
+
+
+class Proposed(NamedTuple):
+    """Another member of this rank's group said this."""
+
+    member: int
+    proposal: Proposal
+
+
 class Launch(NamedTuple):
     """Run `task` on this rank, after everything launched before it."""
 
@@ -35,5 +60,11 @@ class Send(NamedTuple):
     to: int
 
 
-Event = Started | Arrived | Finished
-Instruction = Launch | Send
+class Propose(NamedTuple):
+    """Tell this to all other members of the rank's group."""
+
+    proposal: Proposal
+
+
+Event = Started | Arrived | Finished | Proposed
+Instruction = Launch | Send | Propose

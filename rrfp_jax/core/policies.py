@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from rrfp_jax.core import (
+    agreement,
     arbiters,
     back_pressure,
     dispatcher,
@@ -17,6 +18,7 @@ from rrfp_jax.core import (
     orders,
     zero_bubble,
 )
+from rrfp_jax.core.agreement import Group
 from rrfp_jax.core.back_pressure import BackPressure, RankProgress
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import PipelineGraph
@@ -87,6 +89,10 @@ class Policy:
       warmup_factor: how much deeper than 1F1B `deep_1f1b` is.
       microbatch_group: of interleaved 1F1B, see `core.orders`; 0 for one a rank.
       launch_ahead: unfinished launches a rank may have.
+      agreement: how the processes of a rank that spans several come to launch the same
+        sequence, see `core.agreement`: by the `intersection` of what is ready at each;
+        `per_task` as the paper, one at a time, whatever `launch_ahead`; or `off`, for
+        tests.
 
     Raises:
       ConfigError: a value is not one of these, or out of range.
@@ -104,6 +110,7 @@ class Policy:
     warmup_factor: float = 2.0
     microbatch_group: int = 0
     launch_ahead: int = dispatcher.LAUNCH_AHEAD
+    agreement: str = "intersection"
 
     def __post_init__(self) -> None:
         back_pressure.check_limit("in_flight_limit", self.in_flight_limit)
@@ -114,6 +121,7 @@ class Policy:
         check_choice("pipeline.order", self.order, MODES)
         check_choice("pipeline.back_pressure", self.back_pressure, PRESSURES)
         check_choice("pipeline.split", self.split, SPLITS)
+        check_choice("pipeline.agreement", self.agreement, agreement.NAMES)
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(
@@ -150,22 +158,32 @@ class Policy:
 
 
 def dispatchers(
-    graph: PipelineGraph, policy: Policy, residuals: Residuals | None = None
+    graph: PipelineGraph,
+    policy: Policy,
+    residuals: Residuals | None = None,
+    ranks: Sequence[int] | None = None,
+    groups: Mapping[int, Group] | None = None,
 ) -> list[Dispatcher]:
-    """Returns a fresh dispatcher for each rank, for one step.
+    """Returns a fresh dispatcher for each of `ranks`, for one step.
 
     Args:
       graph: the step; `policy.applied_to` has split it.
       policy: how the ranks choose.
       residuals: what tasks keep; needed for a limit in bytes.
+      ranks: those that this process takes part in; None for all.
+      groups: by rank, of those that span several processes.
 
     Raises:
       ConfigError: the hint, order or limit does not fit the graph.
     """
-    return [
-        Dispatcher(graph, rank, arbiter, policy.launch_ahead)
-        for rank, arbiter in enumerate(_arbiters(graph, policy, residuals))
-    ]
+    found = []
+    made = _arbiters(graph, policy, residuals)
+    for rank in range(graph.num_ranks) if ranks is None else ranks:
+        arbiter, ahead = made[rank], policy.launch_ahead
+        group = groups.get(rank) if groups else None
+        agreed = agreement.among(group, policy.agreement, arbiter, ahead)
+        found.append(Dispatcher(graph, rank, arbiter, ahead, agreed))
+    return found
 
 
 @functools.lru_cache(maxsize=64)  # the steps of a run have few different graphs

@@ -142,18 +142,26 @@ class Trace:
 def replay(trace: Trace, dispatchers: Sequence[Dispatcher]) -> list[list[Task]]:
     """Feeds the events of `trace` to fresh dispatchers; returns what each launches.
 
+    What other members of a group proposed is among the events; what is proposed to them
+    goes nowhere.
+
+    Args:
+      trace: of one process.
+      dispatchers: of the ranks in it, in any order, which the answer keeps.
+
     Raises:
       InvariantError: an event cannot follow those before it: the dispatchers are of
         another policy, or the trace is not a faithful record.
     """
-    launched: list[list[Task]] = [[] for _ in dispatchers]
+    by_rank = {dispatcher.rank: dispatcher for dispatcher in dispatchers}
+    launched: dict[int, list[Task]] = {rank: [] for rank in by_rank}
     for told in trace.log:
-        for instruction in dispatchers[told.rank].handle(told.event):
+        for instruction in by_rank[told.rank].handle(told.event):
             if isinstance(instruction, events.Launch):
                 launched[told.rank].append(instruction.task)
     if not all(dispatcher.is_done for dispatcher in dispatchers):
         raise InvariantError("the replayed events leave tasks undone.")
-    return launched
+    return list(launched.values())
 
 
 def to_json(trace: Trace) -> str:
@@ -180,7 +188,7 @@ def to_json(trace: Trace) -> str:
             "transfers": [
                 (str(t.source), t.to, t.start_s, t.end_s) for t in trace.transfers
             ],
-            "log": [(t.time_s, t.rank, *_event_to_json(t.event)) for t in trace.log],
+            "log": [(t.time_s, t.rank, *event_to_json(t.event)) for t in trace.log],
         }
     )
 
@@ -208,26 +216,34 @@ def from_json(text: str) -> Trace:
     for name, to, start_s, end_s in data["transfers"]:
         trace.transfers.append(Transfer(task.parse(name), to, start_s, end_s))
     for time_s, rank, *event in data["log"]:
-        trace.log.append(Told(time_s, rank, _event_from_json(event)))
+        trace.log.append(Told(time_s, rank, event_from_json(event)))
     return trace
 
 
-def _event_to_json(event: events.Event) -> list[Any]:
+def event_to_json(event: events.Event) -> list[Any]:
+    """Returns an event as plain values."""
     match event:
         case events.Arrived(source, to):
             return ["Arrived", str(source), to]
         case events.Finished(finished):
             return ["Finished", str(finished)]
+        case events.Proposed(member, proposal):
+            ready = [str(proposed) for proposed in proposal.ready]
+            return ["Proposed", member, proposal.round, ready, proposal.room]
         case events.Started():
             return ["Started"]
 
 
-def _event_from_json(fields: list[Any]) -> events.Event:
+def event_from_json(fields: Sequence[Any]) -> events.Event:
+    """Returns the event that `event_to_json` wrote."""
     match fields:
         case ["Arrived", source, to]:
             return events.Arrived(task.parse(source), to)
         case ["Finished", finished]:
             return events.Finished(task.parse(finished))
+        case ["Proposed", member, number, ready, room]:
+            tasks = tuple(task.parse(name) for name in ready)
+            return events.Proposed(member, events.Proposal(number, tasks, room))
         case ["Started"]:
             return events.Started()
         case _:

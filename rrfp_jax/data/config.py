@@ -108,25 +108,36 @@ class DataConfig:
         return (height // self.patch_size) * (width // self.patch_size)
 
 
-def check_num_microbatches(batch_size: int, num_microbatches: int) -> None:
+def check_num_microbatches(
+    batch_size: int, num_microbatches: int, num_replicas: int = 1
+) -> None:
     """Refuses a number of microbatches that would leave some with fewer rows.
 
     Args:
       batch_size: samples of one step.
-      num_microbatches: microbatches of one step.
+      num_microbatches: microbatches of one step, of each replica.
+      num_replicas: data-parallel replicas.
 
     Raises:
       ConfigError: when it does not divide the batch; names the nearest that do.
     """
+    if batch_size % num_replicas:
+        raise errors.ConfigError(
+            f"mesh.replicas={num_replicas} does not divide "
+            f"data.batch_size={batch_size}.\n"
+            "  Set --config.data.batch_size to a multiple of it."
+        )
+    batch_size //= num_replicas
     if num_microbatches >= 1 and batch_size % num_microbatches == 0:
         return
     legal = [d for d in range(1, batch_size + 1) if batch_size % d == 0]
     below = [d for d in legal if d < num_microbatches][-1:]
     above = [d for d in legal if d > num_microbatches][:1]
     nearest = " or ".join(str(d) for d in below + above)
+    of_each = f" of each of {num_replicas} replicas" if num_replicas > 1 else ""
     raise errors.ConfigError(
         f"pipeline.num_microbatches={num_microbatches} does not divide "
-        f"data.batch_size={batch_size}.\n"
+        f"data.batch_size={batch_size}{of_each}.\n"
         f"  Set --config.pipeline.num_microbatches to {nearest}."
     )
 

@@ -12,6 +12,7 @@ from rrfp_jax.data import digits, llava, packed, text_files
 from rrfp_jax.data import loader as loader_lib
 from rrfp_jax.data import microbatch as microbatch_lib
 from rrfp_jax.data import sample as sample_lib
+from rrfp_jax.data import share as share_lib
 from rrfp_jax.data import tokenizer as tokenizer_lib
 from rrfp_jax.data import validate as validate_lib
 
@@ -26,7 +27,8 @@ class Data:
       buckets: every shape that a microbatch can have, in training or evaluation.
       held_out: the evaluation samples; None where the user named none.
       config: what it was opened with.
-      num_microbatches: of every batch.
+      num_microbatches: of every whole batch.
+      share: what of every batch is read.
     """
 
     train: loader_lib.Loader
@@ -35,6 +37,7 @@ class Data:
     held_out: sample_lib.SampleSource | None
     config: config_lib.DataConfig
     num_microbatches: int
+    share: share_lib.Share
 
     def evaluation(
         self,
@@ -51,16 +54,25 @@ class Data:
                 "globs, or switch evaluation off."
             )
         return loader_lib.evaluation(
-            self.held_out, self.config, self.num_microbatches, self.tokenizer.pad_id
+            self.held_out,
+            self.config,
+            self.num_microbatches,
+            self.tokenizer.pad_id,
+            self.share,
         )
 
 
-def open_data(config: config_lib.DataConfig, num_microbatches: int) -> Data:
+def open_data(
+    config: config_lib.DataConfig,
+    num_microbatches: int,
+    share: share_lib.Share = loader_lib.WHOLE,
+) -> Data:
     """Opens, checks and starts to serve a data set; compiles nothing.
 
     Args:
       config: which data.
-      num_microbatches: of one step.
+      num_microbatches: of one step, of all replicas together.
+      share: what of every batch to read.
 
     Raises:
       ConfigError: for any fault of the config or of the user's files.
@@ -82,12 +94,15 @@ def open_data(config: config_lib.DataConfig, num_microbatches: int) -> Data:
         possible,
     )
     return Data(
-        train=loader_lib.Loader(train, config, num_microbatches, tokenizer.pad_id),
+        train=loader_lib.Loader(
+            train, config, num_microbatches, tokenizer.pad_id, share
+        ),
         tokenizer=tokenizer,
         buckets=possible,
         held_out=held_out,
         config=config,
         num_microbatches=num_microbatches,
+        share=share,
     )
 
 

@@ -1,12 +1,13 @@
 """Batches from samples, in a reproducible order, prepared ahead by grain's threads.
 
 Everything is a function of (seed, batch number), so the position in the data is one
-number and resuming is exact. A data-parallel replica would take its share of each
-batch where `_batches` makes microbatches.
+number and resuming is exact: also in other processes, since whatever share of the
+batches a process reads, it reads them at the same pace.
 """
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Generator, Iterator
 from typing import Any, Self
 
@@ -16,6 +17,9 @@ from rrfp_jax import errors
 from rrfp_jax.data import config as config_lib
 from rrfp_jax.data import microbatch as microbatch_lib
 from rrfp_jax.data import sample as sample_lib
+from rrfp_jax.data.share import Share
+
+WHOLE = Share()
 
 
 class Loader:
@@ -27,8 +31,9 @@ class Loader:
     Args:
       source: the samples; at least one.
       config: batch size, seed, buckets, prefetching.
-      num_microbatches: of each batch.
+      num_microbatches: of each whole batch.
       pad_id: the token on padding positions.
+      share: what of each batch is read; the microbatches are those of it.
     """
 
     def __init__(
@@ -37,9 +42,10 @@ class Loader:
         config: config_lib.DataConfig,
         num_microbatches: int,
         pad_id: int,
+        share: Share = WHOLE,
     ) -> None:
         order = grain.MapDataset.source(source).seed(config.seed).shuffle().repeat()
-        batches = _batches(order, config, num_microbatches, pad_id)
+        batches = _batches(order, config, num_microbatches, pad_id, share)
         self._iterator = iter(batches)
         self._order: dict[str, Any] = {
             "source": str(config.source),
@@ -106,17 +112,20 @@ def evaluation(
     config: config_lib.DataConfig,
     num_microbatches: int,
     pad_id: int,
+    share: Share = WHOLE,
 ) -> Generator[list[microbatch_lib.Microbatch], None, None]:
     """Yields every sample once, in order; masked rows fill up the last batch.
 
     Args:
       source: the held-out samples.
       config: batch size, buckets, prefetching.
-      num_microbatches: of each batch.
+      num_microbatches: of each whole batch.
       pad_id: the token on padding positions.
+      share: what of each batch is read. Shares may differ in how many batches they
+        have, by one.
     """
     order = grain.MapDataset.source(source)
-    batches = iter(_batches(order, config, num_microbatches, pad_id))
+    batches = iter(_batches(order, config, num_microbatches, pad_id, share))
     with contextlib.closing(batches):
         yield from batches
 
@@ -126,13 +135,17 @@ def _batches(
     config: config_lib.DataConfig,
     num_microbatches: int,
     pad_id: int,
+    share: Share,
 ) -> grain.IterDataset:
     """Returns the data set of lists of microbatches, one for each step."""
+    count = share.of(num_microbatches)
+    ours = dataclasses.replace(config, batch_size=share.of(config.batch_size))
 
     def cut(samples: list[sample_lib.Sample]) -> list[microbatch_lib.Microbatch]:
-        return microbatch_lib.microbatches(samples, num_microbatches, config, pad_id)
+        return microbatch_lib.microbatches(samples, count, ours, pad_id)
 
-    batches = order.batch(config.batch_size, drop_remainder=False, batch_fn=list)
+    order = share.select(order, config.batch_size)
+    batches = order.batch(ours.batch_size, drop_remainder=False, batch_fn=list)
     return batches.map(cut).to_iter_dataset(
         grain.ReadOptions(
             num_threads=config.num_workers if config.prefetch else 0,

@@ -29,7 +29,10 @@ class Accumulators:
         _ = self._programs
 
     def zeros(self) -> list[list[jax.Array]]:
-        """Returns fresh accumulators by stage, on the devices of its parameters."""
+        """Returns fresh accumulators by stage, on the devices of its parameters.
+
+        None for the stages of other processes.
+        """
         return [make() for make in self._programs]
 
     def as_trees(self, arrays: Sequence[Sequence[jax.Array]]) -> list[Any]:
@@ -42,7 +45,7 @@ class Accumulators:
         for stage, mine in enumerate(arrays):
             rest = iter(mine)
             trained = self._parameters.trained[stage]
-            leaves = [next(rest) if is_trained else None for is_trained in trained]
+            leaves = [next(rest, None) if trains else None for trains in trained]
             trees.append(self._parameters.layouts[stage].unflatten(leaves))
         return trees
 
@@ -50,6 +53,9 @@ class Accumulators:
     def _programs(self) -> list[Callable[[], list[jax.Array]]]:
         programs: list[Callable[[], list[jax.Array]]] = []
         for stage, trained in enumerate(self._parameters.trained):
+            if not self._parameters.is_here[stage]:
+                programs.append(list)
+                continue
             chosen = [i for i, is_trained in enumerate(trained) if is_trained]
             shapes = [self._parameters.layouts[stage].avals[i].shape for i in chosen]
             make = functools.partial(_zeros, shapes)

@@ -4,25 +4,37 @@ A *plan* is the programs that one kind of microbatch needs: one entry a stage. T
 microbatches are of one kind if they skip the same stages and their feeds have the same
 layout (the same shape bucket). Stages are traced one after another, since a stage's
 input is its source's output, and compiled in parallel.
+
+Where ranks lie in several processes, all of them trace all stages, and each compiles
+those that it has a part in. Of the others it learns what their tasks keep; that
+exchange is also what makes every process wait until all have compiled.
 """
 
 import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rrfp_jax.core import memory
 from rrfp_jax.core.graph import PipelineGraph, Route
 from rrfp_jax.core.memory import Residuals
-from rrfp_jax.errors import ConfigError
+from rrfp_jax.errors import ConfigError, InvariantError
 from rrfp_jax.runtime.parameters import Parameters
 from rrfp_jax.runtime.placing import RankMesh
-from rrfp_jax.runtime.programs import StagePrograms, compile_stage
+from rrfp_jax.runtime.programs import Kept, StagePrograms, compile_stage
 from rrfp_jax.runtime.stage import Layout, Stage
 from rrfp_jax.runtime.tracing import Signature, Traced, trace_stage
 
 Plan = tuple[StagePrograms | None, ...]
 Report = Callable[[], None]  # called for each program that was compiled
+# Takes what this process says to the others of the pipeline; returns what each says.
+Share = Callable[[Any], Sequence[Any]]
+
+
+def alone(mine: Any) -> Sequence[Any]:
+    """Says nothing: there is no other process."""
+    return [mine]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +54,7 @@ class Compiler:
       stages: in topological order.
       parameters: of the stages.
       ranks: the devices of each pipeline rank.
+      share: the exchange between the processes of the pipeline.
     """
 
     def __init__(
@@ -49,7 +62,9 @@ class Compiler:
         stages: Sequence[Stage],
         parameters: Parameters,
         ranks: Sequence[RankMesh],
+        share: Share = alone,
     ) -> None:
+        self._share = share
         self._stages = stages
         self._parameters = parameters
         self._ranks = ranks
@@ -60,8 +75,15 @@ class Compiler:
 
     @property
     def num_programs(self) -> int:
-        """How many stage programs are compiled; bounded by buckets x stages."""
+        """How many stage programs there are; bounded by buckets x stages."""
         return len(self._programs)
+
+    def num_missing(
+        self, graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]
+    ) -> int:
+        """Returns how many programs `plans` would compile in this process."""
+        missing = self.missing(graph, feeds)
+        return sum(self._parameters.is_here[stage] for stage, _ in missing)
 
     def plans(
         self,
@@ -88,7 +110,7 @@ class Compiler:
     def missing(
         self, graph: PipelineGraph, feeds: Sequence[Sequence[Layout]]
     ) -> list[tuple[int, Signature]]:
-        """Returns stage and signature of each program that `plans` would compile."""
+        """Returns stage and signature of each program that there is none of yet."""
         keys = []
         for kind, route in self._new(graph, _kinds(graph, feeds)).items():
             keys += [key for key in self._trace(graph, kind, route) if key]
@@ -136,16 +158,36 @@ class Compiler:
             key for keys in signatures.values() for key in keys if key
         )
         missing = [key for key in wanted if key not in self._programs]
+        here = [key for key in missing if self._parameters.is_here[key[0]]]
         pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
         try:
-            futures = {pool.submit(self._compile_one, graph, *k): k for k in missing}
+            futures = {pool.submit(self._compile_one, graph, *k): k for k in here}
             for future in concurrent.futures.as_completed(futures):
                 self._programs[futures[future]] = future.result()
                 report()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        self._learn(missing)
         for kind, keys in signatures.items():
             self._plans[kind] = tuple(key and self._programs[key] for key in keys)
+
+    def _learn(self, missing: Sequence[tuple[int, Signature]]) -> None:
+        """Learns from the other processes what the tasks of their stages keep."""
+        mine = []
+        for number, key in enumerate(missing):
+            if programs := self._programs.get(key):
+                sizes = programs.saved.num_bytes, programs.kept.num_bytes
+                mine.append((number, *sizes))
+        for told in self._share(mine):
+            for number, saved, kept in told:
+                key = missing[number]
+                if key not in self._programs:
+                    self._programs[key] = StagePrograms(
+                        self._traced[key].output,
+                        _elsewhere,
+                        saved=Kept(num_bytes=saved),
+                        kept=Kept(num_bytes=kept),
+                    )
 
     def _trace(
         self, graph: PipelineGraph, kind: Look, route: Route
@@ -189,6 +231,10 @@ class Compiler:
             self._ranks[graph.placement[stage]],
             self._parameters.shardings[stage],
         )
+
+
+def _elsewhere(*_: Any) -> Any:
+    raise InvariantError("a task was launched in a process that has no part in it.")
 
 
 def residuals(graph: PipelineGraph, plans: Sequence[Plan]) -> Residuals:

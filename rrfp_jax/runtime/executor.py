@@ -3,7 +3,9 @@
 One thread owns the dispatchers of all ranks of the process. It launches executables,
 which return at once (XLA runs them when their inputs exist), posts the sends of a task
 together with its launch, and polls for what has finished and arrived. Nothing here
-decides anything.
+decides anything. Where a rank spans several processes, their dispatchers agree on the
+launches by letters, which come between two polls and cut a pause short. Several
+pipelines of one process (data-parallel replicas) are driven in turn.
 
 Ownership: a payload is held from its arrival to the launch that uses it; residuals from
 the launch that makes them to the launch that uses them; accumulators are donated from
@@ -18,14 +20,15 @@ from typing import Any
 import jax
 
 from rrfp_jax.core.dispatcher import Dispatcher, explain_stall
-from rrfp_jax.core.events import Launch, Started
+from rrfp_jax.core.events import Launch, Propose, Started
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Kind, Task
-from rrfp_jax.core.trace import Told, Trace
-from rrfp_jax.errors import StallError
+from rrfp_jax.core.trace import Told
+from rrfp_jax.runtime import placing
 from rrfp_jax.runtime.devices import Devices, Flag
 from rrfp_jax.runtime.placing import RankMesh
 from rrfp_jax.runtime.programs import StagePrograms
+from rrfp_jax.runtime.wire import Wire
 from rrfp_jax.transport.base import Message, Transport
 
 Arrays = list[Any]
@@ -62,9 +65,10 @@ class Executor:
     Args:
       step: its inputs; the results are put into it.
       ranks: the devices of each pipeline rank.
-      dispatchers: fresh, one a rank.
+      dispatchers: fresh, one for each rank that this process has a part in.
       transport: between the ranks.
       devices: says when launches finish and payloads arrive.
+      wire: to the other processes of the pipeline; None if there are none.
     """
 
     def __init__(
@@ -74,13 +78,15 @@ class Executor:
         dispatchers: Sequence[Dispatcher],
         transport: Transport,
         devices: Devices,
+        wire: Wire | None = None,
     ) -> None:
         self._step = step
         self._graph = step.graph
         self._ranks = ranks
-        self._dispatchers = dispatchers
+        self._dispatchers = {each.rank: each for each in dispatchers}
         self._transport = transport
         self._devices = devices
+        self._wire = wire
         # Task -> payloads of its inputs that are here, by the stage they come from.
         self._inbox: dict[Task, dict[int, Arrays]] = {}
         # (stage, microbatch) -> what its B needs of its F, then its W of its B.
@@ -88,33 +94,62 @@ class Executor:
         # Outputs of the task launched last, by receiving stage.
         self._outgoing: dict[int, Arrays] = {}
 
-    def run(self) -> Trace:
-        """Runs the step to its end; returns when every task has finished.
+    @property
+    def wire(self) -> Wire | None:
+        """To the other processes of the pipeline."""
+        return self._wire
 
-        Raises:
-          StallError: tasks remain and nothing is running or in transit.
-        """
-        for dispatcher in self._dispatchers:
-            self._tell(Told(0.0, dispatcher.rank, Started()))
-        while not all(dispatcher.is_done for dispatcher in self._dispatchers):
-            told = self._devices.poll()
-            for each in told:
-                self._tell(each)
-            if told:
-                continue
-            if self._devices.is_idle():
-                raise StallError(explain_stall(self._dispatchers))
-            self._devices.pause()
-        return self._devices.trace
+    @property
+    def is_done(self) -> bool:
+        """Whether every task of this process has finished, and its payloads are out."""
+        return (
+            all(dispatcher.is_done for dispatcher in self._dispatchers.values())
+            and not self._num_waiting()
+        )
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs here, or is seen on its way."""
+        return self._devices.is_idle()
+
+    def start(self) -> None:
+        """Begins the step."""
+        for rank in self._dispatchers:
+            self._tell(Told(0.0, rank, Started()))
+
+    def advance(self) -> bool:
+        """Passes on what has happened since the last call; returns whether any has."""
+        told = self._devices.poll()
+        if self._wire is not None:
+            now_s = self._devices.now_s()
+            heard = self._wire.groups.heard()
+            told += [Told(now_s, rank, proposed) for rank, proposed in heard]
+        for each in told:
+            self._tell(each)
+        return bool(told)
+
+    def pause_s(self) -> float:
+        """Returns how long to wait after an `advance` that found nothing."""
+        return self._devices.pause_s()
+
+    def explain(self) -> str:
+        """Returns who waits for what, rank by rank."""
+        return explain_stall(self._dispatchers.values())
+
+    def _num_waiting(self) -> int:
+        return 0 if self._wire is None else self._wire.transport.num_to_post()
 
     def _tell(self, told: Told) -> None:
         """Passes an event on and carries out the answer."""
         self._devices.trace.log.append(told)
         for instruction in self._dispatchers[told.rank].handle(told.event):
-            if isinstance(instruction, Launch):
-                self._launch(instruction.task)
-            else:
-                self._send(Message(*instruction))
+            match instruction:
+                case Launch(task):
+                    self._launch(task)
+                case Propose(proposal):
+                    assert self._wire is not None
+                    self._wire.groups.propose(told.rank, proposal)
+                case _:
+                    self._send(Message(*instruction))
 
     def _launch(self, task: Task) -> None:
         try:
@@ -146,8 +181,7 @@ class Executor:
         rank = self._ranks[self._graph.placement[message.to]]
         payload = self._outgoing[message.to]
         shardings = [rank.of_value(array.shape) for array in payload]
-        self._transport.send(message, payload, shardings)
-        self._devices.sent(message)
+        self._transport.send(message, payload, shardings, self._devices.sent(message))
 
     def _payloads(self, task: Task, sources: Sequence[int]) -> list[Arrays]:
         """Takes the payloads that `task` needs, in the order of `sources`."""
@@ -168,7 +202,7 @@ class Executor:
         feed = step.feeds[j][stage]
         if feed:
             rank = self._ranks[self._graph.placement[stage]]
-            rest += jax.device_put(feed, [rank.of_value(x.shape) for x in feed])
+            rest += placing.put(feed, [rank.of_value(x.shape) for x in feed])
         outputs, kept, flag = programs.forward(step.params[stage], rest)
         if programs.backward is not None:
             pool = [*rest, *outputs, *kept]

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from rrfp_jax.errors import ConfigError
+from rrfp_jax.runtime import placing
 from rrfp_jax.runtime.placing import RankMesh
 from rrfp_jax.runtime.stage import Stage, Tree, flatten
 
@@ -25,6 +26,8 @@ class Parameters:
       layouts: of each stage's tree.
       trained: for each stage and array leaf, whether it is trained.
       shardings: for each stage and array leaf, where it lies.
+      is_here: for each stage, whether this process has a part in it.
+      processes: for each stage, those that have.
 
     Raises:
       ConfigError: the numbers of trees differ, `frozen` names no key, or the mesh does
@@ -48,6 +51,8 @@ class Parameters:
         self.trained = [
             stage.trained(tree) for stage, tree in zip(stages, params, strict=True)
         ]
+        self.is_here = [rank.is_here for rank in ranks]
+        self.processes = [rank.processes for rank in ranks]
         specs = partition or [None] * len(stages)
         self.shardings = [
             _shardings(*each) for each in zip(params, specs, ranks, strict=True)
@@ -64,11 +69,18 @@ class Parameters:
         return self._as_trees(self.shardings)
 
     def place(self, params: Sequence[Tree]) -> list[Tree]:
-        """Returns the parameters on the devices of their ranks."""
-        return self._as_trees(self.leaves(params))
+        """Returns the parameters on the devices of their ranks; None elsewhere."""
+        return [
+            layout.unflatten(leaves) if is_here else None
+            for layout, leaves, is_here in zip(
+                self.layouts, self.leaves(params), self.is_here, strict=True
+            )
+        ]
 
     def leaves(self, params: Sequence[Tree]) -> list[list[Any]]:
         """Returns the array leaves of each stage, moved to where they belong.
+
+        No leaves for the stages of other processes, whatever stands for them.
 
         Raises:
           ConfigError: they are not as declared.
@@ -81,6 +93,8 @@ class Parameters:
         return [self._leaves(stage, tree) for stage, tree in enumerate(params)]
 
     def _leaves(self, stage: int, tree: Tree) -> list[Any]:
+        if not self.is_here[stage]:
+            return []
         leaves, layout = flatten(tree)
         if layout != self.layouts[stage]:
             raise ConfigError(
@@ -90,7 +104,7 @@ class Parameters:
             )
         for i, sharding in enumerate(self.shardings[stage]):
             if getattr(leaves[i], "sharding", None) != sharding:
-                leaves[i] = jax.device_put(leaves[i], sharding)
+                (leaves[i],) = placing.put([leaves[i]], [sharding])
         return leaves
 
     def _as_trees(self, leaves: Sequence[Sequence[Any]]) -> list[Tree]:

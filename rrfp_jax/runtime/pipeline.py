@@ -4,25 +4,29 @@ The trainer uses this very object.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
+from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
-from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime import accumulators, compiler, parameters, placing, ties
 from rrfp_jax.runtime.devices import Devices, EmulatedDevices, RealDevices
+from rrfp_jax.runtime.driving import drive
 from rrfp_jax.runtime.executor import Executor, Step
+from rrfp_jax.runtime.expecting import Expecting
+from rrfp_jax.runtime.outcome import Result, gather
 from rrfp_jax.runtime.stage import Layout, Stage, StageFunction, Tree, flatten
+from rrfp_jax.runtime.wire import Wire
 from rrfp_jax.sim.costs import CostTable
-from rrfp_jax.sim.machine import Blocking, Overlapped
+from rrfp_jax.sim.machine import Blocking, Machine, Overlapped
+from rrfp_jax.transport.base import Transport
 from rrfp_jax.transport.in_process import InProcess
 
 
@@ -39,35 +43,23 @@ class Emulation:
     blocking: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a step computed.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Begun:
+    """A step on its way.
 
     Attributes:
-      loss: scale times the exact sum of the microbatches' losses; NaN if one of them is
-        not finite.
-      losses: the loss of each microbatch, unscaled.
-      aux: the auxiliary outputs of each microbatch.
-      grads: by stage, in the structure of its parameters, float32, on the devices of
-        its rank; None for what is not trained. Empty for a step without backward.
-      trace: what ran when.
-      flags: whether the results of each task are finite.
+      step: its inputs and outputs.
+      dispatchers: of the ranks of this process.
+      executor: to be driven to its end.
+      trace: of the ranks of this process.
+      scale: of the loss.
     """
 
-    loss: float
-    losses: tuple[float, ...]
-    aux: tuple[Tree, ...]
-    grads: tuple[Tree, ...]
+    step: Step
+    dispatchers: Sequence[Dispatcher]
+    executor: Executor
     trace: Trace
-    flags: Mapping[Task, jax.Array]
-
-    def culprit(self) -> Task | None:
-        """Returns the first task whose results are not finite; None if all are.
-
-        First by microbatch, then by precedence: the one that the others have it from.
-        """
-        tasks = self.trace.graph.tasks()
-        return next((task for task in tasks if not self.flags[task]), None)
+    scale: float
 
 
 class Pipeline:
@@ -84,6 +76,10 @@ class Pipeline:
       tied: groups of parameters that are one, each named by (stage, *path).
       skips: returns the stages that a microbatch does not visit; none by default.
       emulation: stretches steps to a cost model.
+      wire: to the other processes that have a part in the pipeline; None if there are
+        none. All of them construct the same pipeline, and call `compile`, `run` and
+        `copy_tied` in the same order with the same arguments; the parameters of stages
+        of other processes may be anything.
 
     Raises:
       ConfigError: these do not fit together.
@@ -102,7 +98,9 @@ class Pipeline:
         tied: Sequence[ties.Group] = (),
         skips: Callable[[Tree], Collection[int]] = lambda microbatch: (),
         emulation: Emulation | None = None,
+        wire: Wire | None = None,
     ) -> None:
+        self._wire = wire
         self._stages = [s if isinstance(s, Stage) else Stage(s) for s in stages]
         self._edges = tuple(chain_edges(len(stages)) if edges is None else edges)
         self._placement = tuple(
@@ -124,7 +122,23 @@ class Pipeline:
         self._tied = ties.Ties(tied, params, self.parameters)
         self._skips = skips
         self.emulation = emulation
-        self.compiler = compiler.Compiler(self._stages, self.parameters, self.ranks)
+        self.compiler = compiler.Compiler(
+            self._stages,
+            self.parameters,
+            self.ranks,
+            compiler.alone if wire is None else wire.all_gather,
+        )
+        self._transport: Transport = InProcess() if wire is None else wire.transport
+        if emulation is not None and emulation.blocking and wire is not None:
+            raise ConfigError(
+                "blocking transfers are emulated in one process only: they need both "
+                "ranks.\n  Emulate overlapped ones, or start one process."
+            )
+
+    @property
+    def wire(self) -> Wire | None:
+        """To the other processes of the pipeline; None if there are none."""
+        return self._wire
 
     def graph(
         self, skipped: Sequence[Collection[int]], backward: bool = True
@@ -181,7 +195,7 @@ class Pipeline:
         them.
         """
         graph, feeds = self._prepare(microbatches, backward, is_split)
-        return len(self.compiler.missing(graph, _layouts(feeds)))
+        return self.compiler.num_missing(graph, _layouts(feeds))
 
     def programs(
         self,
@@ -238,38 +252,108 @@ class Pipeline:
         microbatches: Sequence[Tree],
         scale: float = 1.0,
         backward: bool = True,
+        sample_ids: Sequence[tuple[int, ...]] = (),
     ) -> Result:
         """Runs one step; compiles first what was not compiled before.
+
+        Args:
+          params: a tree for each stage.
+          microbatches: a tree each.
+          scale: what the sum of losses is multiplied by.
+          backward: whether there is one.
+          sample_ids: of each microbatch: what other processes send is checked to be of
+            the same.
 
         Raises:
           ConfigError: the policy does not fit this step's graph, a microbatch is of a
             shape that was not declared before the compiler was sealed, or the limit in
             bytes does not hold it.
+          ProtocolError: another process has sent what does not belong to this step.
         """
+        begun = self.begin(params, microbatches, scale, backward, sample_ids)
+        drive([begun.executor])
+        return self.end(begun)
+
+    def begin(
+        self,
+        params: Sequence[Tree],
+        microbatches: Sequence[Tree],
+        scale: float = 1.0,
+        backward: bool = True,
+        sample_ids: Sequence[tuple[int, ...]] = (),
+    ) -> "Begun":
+        """Prepares a step, for `driving.drive`. As `run`, which see."""
         graph, feeds = self._prepare(microbatches, backward)
         policies.check(graph, self.policy)
         if self.compiler.missing(graph, _layouts(feeds)):
             self._check_memory(graph, feeds)  # before anything compiles
         leaves = self.parameters.leaves(params)
         plans = self.compiler.plans(graph, _layouts(feeds))
-        residuals = compiler.residuals(graph, plans)
-        dispatchers = policies.dispatchers(graph, self.policy, residuals)
         if backward:
             self._compile_rest()
-        loss_rank = self.ranks[graph.placement[graph.loss_stage]]
+        residuals = compiler.residuals(graph, plans)
         step = Step(
             graph=graph,
             programs=plans,
             params=leaves,
             feeds=[[f[0] for f in each] for each in feeds],
-            scale=jax.device_put(np.float32(scale), loss_rank.replicated),
+            scale=self._scale(graph, scale),
             accumulators=self._accumulators.zeros() if backward else [],
         )
-        transport = InProcess()
-        devices = self._devices(graph, transport)
+        dispatchers = policies.dispatchers(
+            graph,
+            self.policy,
+            residuals,
+            [r for r in range(graph.num_ranks) if self.ranks[r].is_here],
+            None if self._wire is None else self._wire.groups.groups,
+        )
+        expecting = Expecting(graph, plans, self.ranks, self._tied, sample_ids)
+        if self._wire is not None:
+            self._wire.groups.begin()
+            self._wire.all_gather(None)  # all begin together, and so do their clocks
+        self._transport.begin(expecting)
+        devices = self._devices(graph)
         devices.trace.residuals = residuals
-        trace = Executor(step, self.ranks, dispatchers, transport, devices).run()
-        return self._result(step, plans, scale, trace)
+        executor = Executor(
+            step, self.ranks, dispatchers, self._transport, devices, self._wire
+        )
+        return Begun(step, dispatchers, executor, devices.trace, scale)
+
+    def end(self, begun: "Begun") -> Result:
+        """Returns the result of a step that was driven to its end."""
+        step, loss_stage = begun.step, begun.step.graph.loss_stage
+        last = [plan[loss_stage] for plan in step.programs]
+        outcome = gather(
+            step,
+            [programs.output for programs in last if programs is not None],
+            begun.dispatchers,
+            self.ranks,
+            begun.trace,
+            self._wire,
+        )
+        grads = self._accumulators.as_trees(step.accumulators)
+        if grads:
+            self._tied.add_up(grads, self._mover())
+        loss = outcome.loss(begun.scale)
+        losses, aux, trace = outcome.losses, outcome.aux, outcome.trace
+        return Result(loss, losses, aux, tuple(grads), trace, step.flags, self._wire)
+
+    def copy_tied(self, params: list[Tree]) -> None:
+        """Gives every copy of a tied parameter its owner's value, in place.
+
+        Each stage's update is another program, which XLA may round differently.
+        """
+        self._tied.copy(params, self._mover())
+
+    def _mover(self) -> ties.Mover:
+        until = None if self._wire is None else self._wire.desk.until
+        return ties.Mover(self._transport, until)
+
+    def _scale(self, graph: PipelineGraph, scale: float) -> Any:
+        rank = self.ranks[graph.placement[graph.loss_stage]]
+        if not rank.is_here:
+            return None
+        return placing.put([np.float32(scale)], [rank.replicated])[0]
 
     def _prepare(
         self,
@@ -296,34 +380,18 @@ class Pipeline:
             least = self.compiler.least_residuals(graph, _layouts(feeds))
             policies.dispatchers(graph, self.policy, least)
 
-    def _devices(self, graph: PipelineGraph, transport: InProcess) -> Devices:
+    def _devices(self, graph: PipelineGraph) -> Devices:
+        start_s = time.perf_counter()
         if self.emulation is None:
-            return RealDevices(graph, transport)
+            return RealDevices(graph, self._transport, start_s)
         costs = self.emulation.costs(graph)
-        machine = Blocking if self.emulation.blocking else Overlapped
-        return EmulatedDevices(machine(graph, costs))
-
-    def _result(
-        self,
-        step: Step,
-        plans: Sequence[compiler.Plan],
-        scale: float,
-        trace: Trace,
-    ) -> Result:
-        losses, aux = [], []
-        for j, plan in enumerate(plans):
-            programs = plan[-1]
-            assert programs is not None
-            loss, extra = programs.output.unflatten(step.outputs[j])
-            losses.append(float(loss))
-            aux.append(extra)
-        loss = (
-            math.fsum(losses) * scale if all(map(math.isfinite, losses)) else math.nan
-        )
-        grads = self._accumulators.as_trees(step.accumulators)
-        if grads:
-            self._tied.add_up(grads)
-        return Result(loss, tuple(losses), tuple(aux), tuple(grads), trace, step.flags)
+        machine: Machine
+        if self.emulation.blocking:
+            machine = Blocking(graph, costs)
+        else:
+            here = [r for r in range(graph.num_ranks) if self.ranks[r].is_here]
+            machine = Overlapped(graph, costs, here)
+        return EmulatedDevices(machine, self._transport, start_s)
 
     def _compile_rest(self) -> None:
         """Compiles, once, what a step needs beside the stages' programs."""

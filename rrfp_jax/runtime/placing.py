@@ -3,7 +3,8 @@
 A rank is a mesh with the axes `data` and `model`. Parameters follow the partition
 specs of their stage (replicated without any); activations, cotangents and feeds are
 split over `data` along their first axis where that divides it, and replicated over
-`model`. One process drives all of a rank's devices here: XLA inserts the collectives.
+`model`. XLA inserts the collectives. A mesh may span several processes; each then
+launches the same programs, and puts and gets only the parts on its own devices.
 """
 
 import dataclasses
@@ -32,6 +33,16 @@ class RankMesh:
         """The first device; the only one of most ranks."""
         device: jax.Device = self.mesh.devices.flat[0]
         return device
+
+    @functools.cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that drive the devices, ascending."""
+        return tuple(sorted({d.process_index for d in self.mesh.devices.flat}))
+
+    @functools.cached_property
+    def is_here(self) -> bool:
+        """Whether this process drives any of the devices."""
+        return jax.process_index() in self.processes
 
     @functools.cached_property
     def replicated(self) -> Sharding:
@@ -76,6 +87,33 @@ class RankMesh:
         return NamedSharding(self.mesh, spec)
 
 
+def mesh_of(devices: Sequence[jax.Device], data: int, model: int) -> RankMesh:
+    """Returns the rank of so many devices, the model axis innermost."""
+    grid = np.array(devices).reshape(data, model)
+    return RankMesh(jax.sharding.Mesh(grid, (DATA, MODEL)))
+
+
+def put(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[Any]:
+    """Returns values on the devices where they belong, without communication.
+
+    Args:
+      values: arrays of this process. Where a sharding spans several processes, all of
+        them have the same ones.
+      shardings: of each.
+    """
+    if all(sharding.is_fully_addressable for sharding in shardings):
+        moved: list[Any] = jax.device_put(list(values), list(shardings))
+        return moved
+    return [_put(*each) for each in zip(values, shardings, strict=True)]
+
+
+def _put(value: Any, sharding: Sharding) -> Any:
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
+
+
 def make_ranks(
     num_ranks: int,
     data: int = 1,
@@ -103,13 +141,7 @@ def make_ranks(
             f"{num_ranks * size}."
         )
     return [
-        RankMesh(
-            jax.sharding.Mesh(
-                np.array(found[r * size : (r + 1) * size]).reshape(data, model),
-                (DATA, MODEL),
-            )
-        )
-        for r in range(num_ranks)
+        mesh_of(found[r * size : (r + 1) * size], data, model) for r in range(num_ranks)
     ]
 
 

@@ -3,8 +3,12 @@
 After the backward, the gradients of all copies are added up in the order in which the
 group names them, and every copy gets the total, bitwise the same. Copies that start
 equal and see equal updates stay equal. A norm over all stages counts the first only.
+
+The copies may be in other processes. Each process then takes part only in what touches
+its own, and all of them in the same order.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +18,7 @@ import jax.numpy as jnp
 
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime.parameters import Parameters
+from rrfp_jax.transport.base import Expected, Tied, Transport
 
 Place = tuple[Any, ...]  # stage, then the keys that lead to the leaf in its params
 Group = Sequence[Place]
@@ -39,9 +44,12 @@ class Ties:
         parameters: Parameters,
     ) -> None:
         self._groups = [tuple(group) for group in groups]
+        self._is_here = parameters.is_here
+        self._processes = parameters.processes
         self._shardings = parameters.sharding_trees
-        trained = parameters.trained_trees
-        self._shapes = []
+        self._trained = trained = parameters.trained_trees
+        self._shapes: list[tuple[int, ...]] = []
+        self._dtypes: list[Any] = []
         places = [place for group in self._groups for place in group]
         for group in self._groups:
             shapes = {place: find(params, place).shape for place in group}
@@ -54,6 +62,7 @@ class Ties:
                         "all of them or none."
                     )
             self._shapes.append(shapes[group[0]])
+            self._dtypes.append(find(params, group[0]).dtype)
         for place in places:
             if places.count(place) > 1:
                 raise ConfigError(f"{place} is tied twice.\n  Name each place once.")
@@ -66,24 +75,114 @@ class Ties:
     def _programs(self) -> list[Callable[..., Any]]:
         programs: list[Callable[..., Any]] = []
         for group, shape in zip(self._groups, self._shapes, strict=True):
+            if not self._is_here[group[0][0]]:
+                programs.append(jnp.add)  # never called
+                continue
             where = find(self._shardings, group[0])
             aval = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
             add = jax.jit(jnp.add, out_shardings=where)
             programs.append(add.lower(aval, aval).compile())
         return programs
 
-    def add_up(self, grads: list[Any]) -> None:
+    def expected(self, name: Tied) -> Expected:
+        """Returns what a message brings; see `transport.base`."""
+        group = self._groups[name.group]
+        source, to = group[name.source], group[name.to]
+        dtype = jnp.float32 if name.is_gradient else self._dtypes[name.group]
+        return Expected(
+            [jax.ShapeDtypeStruct(self._shapes[name.group], dtype)],
+            [find(self._shardings, source)],
+            [find(self._shardings, to)],
+            self._processes[source[0]],
+            self._processes[to[0]],
+        )
+
+    def add_up(self, grads: list[Any], mover: "Mover") -> None:
         """Gives every copy the total gradient of its group, in place."""
-        for group, add in zip(self._groups, self._programs, strict=True):
-            first, *others = (find(grads, place) for place in group)
-            if first is None:  # frozen, all of them
-                continue
-            total = first
-            for other in others:
-                total = add(total, jax.device_put(other, first.sharding))
-            for place in group:
-                moved = jax.device_put(total, find(self._shardings, place))
-                grads[place[0]] = _replaced(grads[place[0]], place[1:], moved)
+        for number, (group, add) in enumerate(
+            zip(self._groups, self._programs, strict=True)
+        ):
+            if find(self._trained, group[0]):  # all of them, or none
+                total = self._total(number, group, add, grads, mover)
+                self._spread(number, True, total, grads, mover)
+
+    def copy(self, params: list[Any], mover: "Mover") -> None:
+        """Gives every copy the value of its owner, in place."""
+        for number, group in enumerate(self._groups):
+            value = find(params, group[0]) if self._is_here[group[0][0]] else None
+            self._spread(number, False, value, params, mover)
+
+    def _total(
+        self,
+        number: int,
+        group: Sequence[Place],
+        add: Callable[..., Any],
+        grads: Sequence[Any],
+        mover: "Mover",
+    ) -> Any:
+        """Returns the sum over a group, where its owner is; None elsewhere."""
+        owner, *copies = group
+        where = find(self._shardings, owner)
+        names = [Tied(True, number, i, 0) for i in range(1, len(group))]
+        for name, copy in zip(names, copies, strict=True):
+            if self._is_here[copy[0]]:
+                mover.send(name, find(grads, copy), where)
+        if not self._is_here[owner[0]]:
+            return None
+        total = find(grads, owner)
+        for name in names:
+            total = add(total, mover.take(name))
+        return total
+
+    def _spread(
+        self,
+        number: int,
+        is_gradient: bool,
+        value: Any,
+        trees: list[Any],
+        mover: "Mover",
+    ) -> None:
+        """Gives the value of the owner to all of a group, in place."""
+        group = self._groups[number]
+        names = [Tied(is_gradient, number, 0, i) for i in range(1, len(group))]
+        if self._is_here[group[0][0]]:
+            replace(trees, group[0], value)
+            for name, copy in zip(names, group[1:], strict=True):
+                mover.send(name, value, find(self._shardings, copy))
+        for name, copy in zip(names, group[1:], strict=True):
+            if self._is_here[copy[0]]:
+                replace(trees, copy, mover.take(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mover:
+    """Moves single arrays between stages.
+
+    Attributes:
+      transport: of the pipeline.
+      until: reads mail until something is true; None where there is no other process.
+    """
+
+    transport: Transport
+    until: Callable[[Callable[[], bool]], None] | None = None
+
+    def send(self, name: Tied, array: Any, where: Any) -> None:
+        """Starts to move an array."""
+        if self.until is not None:
+            array.block_until_ready()  # so that no other process has to wait for us
+        self.transport.send(name, [array], [where])
+        self.transport.arrived()
+
+    def take(self, name: Tied) -> Any:
+        """Returns an array that was sent; waits for it if it comes from elsewhere."""
+        if self.until is not None:
+            self.until(functools.partial(self._is_here, name))
+        (array,) = self.transport.take(name)
+        return array
+
+    def _is_here(self, name: Tied) -> bool:
+        self.transport.arrived()  # lets it come in, and lets go what waits to be sent
+        return self.transport.has(name)
 
 
 def find(trees: Sequence[Any], place: Place) -> Any:
@@ -102,6 +201,12 @@ def find(trees: Sequence[Any], place: Place) -> Any:
             "  Name a place as (stage, key, key, ...)."
         ) from error
     return node
+
+
+def replace(trees: list[Any], place: Place, value: Any) -> None:
+    """Puts a value in a place; containers on the way to it are copied."""
+    stage, *path = place
+    trees[stage] = _replaced(trees[stage], tuple(path), value)
 
 
 def _replaced(tree: Any, path: Place, value: Any) -> Any:

@@ -11,12 +11,14 @@ how classic 1F1B systems ship activations.
 
 import collections
 import heapq
+from collections.abc import Collection
 from typing import Protocol
 
 from rrfp_jax.core.events import Arrived, Event, Finished
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Span, Told, Trace, Transfer
+from rrfp_jax.errors import InvariantError
 from rrfp_jax.sim.costs import CostTable, applied_to
 
 # Among events of one instant, what becomes known goes before what frees a rank, so that
@@ -38,8 +40,17 @@ class Machine(Protocol):
         """Queues `task` on its rank."""
         ...
 
-    def send(self, source: Task, to: int, now_s: float) -> None:
-        """Queues the output of `source`, launched just now, for stage `to`."""
+    def send(self, source: Task, to: int, now_s: float) -> float | None:
+        """Queues the output of `source`, launched just now, for stage `to`.
+
+        Returns:
+          When it arrives, if the receiver's rank is on another machine, which has to be
+          told; else None.
+        """
+        ...
+
+    def expect(self, source: Task, to: int, due_s: float) -> None:
+        """Learns what arrives from another machine, and when."""
         ...
 
     def next_due_s(self) -> float | None:
@@ -52,10 +63,23 @@ class Machine(Protocol):
 
 
 class Overlapped:
-    """Links that work beside the ranks: all that is launched can be timed at once."""
+    """Links that work beside the ranks: all that is launched can be timed at once.
 
-    def __init__(self, graph: PipelineGraph, costs: CostTable) -> None:
+    Args:
+      graph: the tasks.
+      costs: how long they take.
+      ranks: those of this machine; None for all. What they send to other ranks takes
+        its time on links of this machine, and arrives at another one.
+    """
+
+    def __init__(
+        self,
+        graph: PipelineGraph,
+        costs: CostTable,
+        ranks: Collection[int] | None = None,
+    ) -> None:
         self.trace = Trace(graph)
+        self._ranks = range(graph.num_ranks) if ranks is None else ranks
         self._placement = graph.placement
         self._costs = applied_to(costs, graph)
         self._due: list[_Due] = []
@@ -74,7 +98,7 @@ class Overlapped:
         event = Finished(task)
         heapq.heappush(self._due, (end_s, _FINISHED, self._count, rank, event))
 
-    def send(self, source: Task, to: int, now_s: float) -> None:
+    def send(self, source: Task, to: int, now_s: float) -> float | None:
         """Queues the payload on its link, for when the rank's last launch ends."""
         del now_s
         sender, receiver = self._placement[source.stage], self._placement[to]
@@ -84,9 +108,17 @@ class Overlapped:
         end_s = start_s + self._costs.transfer_s(source, to)
         self._link_free_s[link] = end_s
         self.trace.transfers.append(Transfer(source, to, start_s, end_s))
+        if receiver not in self._ranks:
+            return end_s
+        self.expect(source, to, end_s)
+        return None
+
+    def expect(self, source: Task, to: int, due_s: float) -> None:
+        """Queues an arrival."""
         self._count += 1
         event = Arrived(source, to)
-        heapq.heappush(self._due, (end_s, _ARRIVED, self._count, receiver, event))
+        rank = self._placement[to]
+        heapq.heappush(self._due, (due_s, _ARRIVED, self._count, rank, event))
 
     def next_due_s(self) -> float | None:
         """Returns when something ends next; None if nothing is under way."""
@@ -128,10 +160,15 @@ class Blocking:
         self._queue[self._placement[task.stage]].append((task, []))
         self._settle(now_s)
 
-    def send(self, source: Task, to: int, now_s: float) -> None:
+    def send(self, source: Task, to: int, now_s: float) -> float | None:
         """Queues the payload behind the compute of `source`."""
         del now_s
         self._queue[self._placement[source.stage]][-1][1].append(to)
+        return None
+
+    def expect(self, source: Task, to: int, due_s: float) -> None:
+        """Refuses: a transfer here needs both its ranks."""
+        raise InvariantError(f"{source} for {to} comes from another machine ({due_s}).")
 
     def next_due_s(self) -> float | None:
         """Returns when something ends next; None if nothing is under way."""

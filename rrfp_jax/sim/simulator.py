@@ -5,7 +5,7 @@ import gc
 from collections.abc import Iterator, Sequence
 
 from rrfp_jax.core.dispatcher import Dispatcher, explain_stall
-from rrfp_jax.core.events import Launch, Started
+from rrfp_jax.core.events import Launch, Send, Started
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.policies import Policy
@@ -66,7 +66,7 @@ def _drive(dispatchers: Sequence[Dispatcher], machine: Machine) -> Trace:
         for instruction in handlers[rank](event):
             if isinstance(instruction, Launch):
                 launch(instruction.task, now_s)
-            else:
+            elif isinstance(instruction, Send):
                 send(instruction.source, instruction.to, now_s)
 
     for rank in range(len(dispatchers)):

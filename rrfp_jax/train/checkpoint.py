@@ -1,17 +1,32 @@
 """Checkpoints: parameters and optimizer states by layer, step, position in the data.
 
-A checkpoint is complete or absent (orbax renames it into place). It holds global layer
-names and knows nothing of stages.
+A checkpoint is a folder `checkpoints/STEP`, complete or absent: it is written under
+another name, and renamed when all of it is there. Inside, `meta.json` says which of the
+folders `part_K` has which layer. A part is what one group of processes holds, and all
+of them write it, each its own shards (by orbax); so nothing that is read depends on how
+layers and processes were laid out: each process reads the layers it needs.
 """
 
+import concurrent.futures
 import dataclasses
+import json
 import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
+from orbax.checkpoint.options import MultiprocessingOptions
 
+from rrfp_jax.errors import ConfigError
 from rrfp_jax.train.optimizer import Trees
+
+Share = Callable[[Any], Sequence[Any]]
+_META = "meta.json"
+_INCOMPLETE = ".incomplete"
 
 
 @dataclasses.dataclass
@@ -21,7 +36,8 @@ class State:
     Attributes:
       step: steps done.
       updates: steps of them that were finite, and so moved the optimizer's schedule.
-      params: by stage and layer, on the devices of the stage's rank.
+      params: by stage and layer, on the devices of the stage's rank; nothing for the
+        stages of other processes.
       optimizer: states of the trained layers, likewise.
       data: where the next batch is.
     """
@@ -34,68 +50,259 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of a work directory."""
+    """The checkpoints of a work directory.
 
-    def __init__(self, workdir: pathlib.Path, keep: int) -> None:
-        self._manager = ocp.CheckpointManager(
-            (workdir / "checkpoints").absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
-        )
+    Saving goes on in the background; `poll` brings it to its end. All processes make
+    the same calls in the same order.
+
+    Args:
+      workdir: its folder; one that all processes see.
+      keep: how many complete checkpoints to keep.
+      layers: by stage, the names of its layers.
+      groups: by stage, the processes that hold it, ascending.
+      process: this one.
+      share: the exchange with all other processes.
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        keep: int,
+        layers: Sequence[Sequence[str]],
+        groups: Sequence[tuple[int, ...]],
+        process: int = 0,
+        share: Share = lambda mine: [mine],
+    ) -> None:
+        self._folder = (workdir / "checkpoints").absolute()
+        self._keep = keep
+        self._layers = layers
+        self._process = process
+        self._share = share
+        self._groups = groups
+        self._parts = sorted(set(groups))
+        self._savers = {
+            number: _saver(number, group)
+            for number, group in enumerate(self._parts)
+            if process in group
+        }
+        self._waiter = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        # The step that is being written, and this process's share of the writing.
+        self._saving: tuple[int, concurrent.futures.Future[None]] | None = None
+        if process == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for scratch in self._folder.glob(f"*{_INCOMPLETE}"):
+                shutil.rmtree(scratch)  # of a run that was cut short
+        self._latest: int | None = share(max(self._steps(), default=None))[0]
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint."""
-        step: int | None = self._manager.latest_step()
-        return step
+        """The step of the newest checkpoint, which may be on its way."""
+        return self._latest
 
     def save(self, state: State) -> None:
         """Copies the state to the host and writes it in the background."""
-        if self.latest == state.step:
+        self.finish()
+        if self._latest == state.step:
             return
-        self._manager.save(
-            state.step,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardSave(_arrays(state)),
-                meta=ocp.args.JsonSave(
-                    {"step": state.step, "updates": state.updates, "data": state.data}
-                ),
-            ),
-        )
+        self._latest = state.step
+        scratch = self._scratch(state.step)
+        if self._process == 0:
+            scratch.mkdir()
+            (scratch / _META).write_text(json.dumps(self._meta(state), indent=1))
+        self._share(None)  # all see the folder
+        for number, saver in self._savers.items():
+            arrays = jax.tree.map(_global, self._arrays(state, number))
+            saver.save(_part(scratch, number), args=ocp.args.PyTreeSave(arrays))
+        self._saving = (state.step, self._waiter.submit(self._wait))
+
+    def is_written(self) -> bool:
+        """Whether nothing is being written here.
+
+        Raises:
+          OSError, or whatever orbax raises: it cannot be written.
+        """
+        if self._saving is None:
+            return True
+        _, writing = self._saving
+        if writing.done():
+            writing.result()
+        return writing.done()
+
+    def commit(self) -> None:
+        """Completes what is being saved; to be called once all processes have written.
+
+        Only the first process has something to do.
+        """
+        if self._saving is None:
+            return
+        step, writing = self._saving
+        writing.result()
+        self._saving = None
+        if self._process == 0:
+            self._scratch(step).rename(self._folder / str(step))
+            for old in sorted(self._steps())[: -self._keep]:
+                shutil.rmtree(self._folder / str(old))
+            logging.info("checkpoint of step %d is complete", step)
+
+    def finish(self) -> None:
+        """Waits until what was saved is complete."""
+        if self._saving is not None:
+            self._saving[1].result()
+            self._share(None)  # all have written
+            self.commit()
+            self._share(None)  # none goes on before it is complete
 
     def restore(self, state: State) -> State:
-        """Returns the newest checkpoint, laid out as `state` is."""
-        wanted = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            _arrays(state),
-        )
-        found = self._manager.restore(
-            self.latest,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardRestore(wanted), meta=ocp.args.JsonRestore()
-            ),
-        )
+        """Returns the newest checkpoint, laid out as `state` is.
+
+        Raises:
+          ConfigError: it lacks a layer.
+        """
+        folder = self._folder / str(self._latest)
+        meta = json.loads((folder / _META).read_text())
+        like = {"params": _merged(state.params), "optimizer": _merged(state.optimizer)}
+        wanted = jax.tree.map(_wanted, like)
+        found: dict[str, dict[str, Any]] = {"params": {}, "optimizer": {}}
+        reader = _reader(self._process)
+        for number in sorted(set(meta["parts"].values())):
+            there = [name for name, part in meta["parts"].items() if part == number]
+            mine = {what: _only(layers, there) for what, layers in wanted.items()}
+            if not mine["params"]:
+                continue
+            arguments = ocp.args.PyTreeRestore(
+                mine,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(mine),
+                partial_restore=True,
+            )
+            arrays = reader.restore(_part(folder, number), args=arguments)
+            for what, layers in arrays.items():
+                found[what] |= layers
+        reader.close()
+        missing = set(wanted["params"]) - set(found["params"])
+        if missing:
+            raise ConfigError(
+                f"{folder} lacks the layers {sorted(missing)}.\n"
+                "  It is of another model; pass another --workdir."
+            )
+        found = jax.tree.map(
+            lambda x, y: jax.device_put(x, y.sharding), found, like
+        )  # the same devices, as the run names them
         return State(
-            step=found.meta["step"],
-            updates=found.meta["updates"],
-            params=_by_stage(found.arrays["params"], state.params),
-            optimizer=_by_stage(found.arrays["optimizer"], state.optimizer),
-            data=found.meta["data"],
+            step=meta["step"],
+            updates=meta["updates"],
+            params=_by_stage(found["params"], state.params),
+            optimizer=_by_stage(found["optimizer"], state.optimizer),
+            data=meta["data"],
         )
 
     def close(self) -> None:
-        """Waits until what was saved is whole."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Waits until what was saved is complete."""
+        self.finish()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Ends the threads, whatever is being written."""
+        self._waiter.shutdown(wait=False)
+        for saver in self._savers.values():
+            saver.close()
+
+    def _wait(self) -> None:
+        for saver in self._savers.values():
+            saver.wait_until_finished()
+
+    def _steps(self) -> list[int]:
+        if not self._folder.exists():
+            return []
+        return [int(x.name) for x in self._folder.iterdir() if x.name.isdigit()]
+
+    def _scratch(self, step: int) -> pathlib.Path:
+        return self._folder / f"{step}{_INCOMPLETE}"
+
+    def _meta(self, state: State) -> dict[str, Any]:
+        numbers = [self._parts.index(group) for group in self._groups]
+        return {
+            "step": state.step,
+            "updates": state.updates,
+            "data": state.data,
+            "parts": {
+                name: number
+                for names, number in zip(self._layers, numbers, strict=True)
+                for name in names
+            },
+        }
+
+    def _arrays(self, state: State, number: int) -> dict[str, dict[str, Any]]:
+        """The arrays of one part by layer name, all its stages together."""
+        group = self._parts[number]
+        mine = [s for s, each in enumerate(self._groups) if each == group]
+        return {
+            "params": _merged([state.params[s] for s in mine]),
+            "optimizer": _merged([state.optimizer[s] for s in mine]),
+        }
 
 
-def _arrays(state: State) -> dict[str, dict[str, Any]]:
-    """The arrays of a state by layer name, all stages together."""
-    return {"params": _merged(state.params), "optimizer": _merged(state.optimizer)}
+def _saver(number: int, group: Sequence[int]) -> ocp.AsyncCheckpointer:
+    """Returns what writes one part, in each process of its group."""
+    options = MultiprocessingOptions(
+        primary_host=group[0],
+        active_processes=set(group),
+        barrier_sync_key_prefix=f"part{number}",
+    )
+    arrays = ocp.type_handlers.ArrayHandler(primary_host=group[0])
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+    return ocp.AsyncCheckpointer(
+        ocp.PyTreeCheckpointHandler(
+            multiprocessing_options=options, type_handler_registry=registry
+        ),
+        multiprocessing_options=options,
+    )
+
+
+def _reader(process: int) -> ocp.Checkpointer:
+    """Returns what reads parts in one process, whatever the others do."""
+    options = MultiprocessingOptions(
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=f"reader{process}",
+    )
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=options),
+        multiprocessing_options=options,
+    )
+
+
+def _sharding(array: jax.Array) -> jax.sharding.Sharding:
+    """Returns where an array lies, on a mesh: orbax takes no other among processes."""
+    if isinstance(array.sharding, jax.sharding.NamedSharding):
+        return array.sharding
+    (device,) = array.sharding.device_set
+    mesh = jax.sharding.Mesh(np.array([device]), ("device",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+def _global(array: jax.Array) -> jax.Array:
+    """Returns an array as it is saved: the same buffers."""
+    where = _sharding(array)
+    if where is array.sharding:
+        return array
+    return jax.make_array_from_single_device_arrays(array.shape, where, [array])
+
+
+def _wanted(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_sharding(array))
+
+
+def _part(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"part_{number}"
+
+
+def _only(layers: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: layers[name] for name in names if name in layers}
 
 
 def _merged(trees: Trees) -> dict[str, Any]:
     return {name: layer for tree in trees for name, layer in tree.items()}
 
 
-def _by_stage(layers: dict[str, Any], like: Trees) -> Trees:
+def _by_stage(layers: Mapping[str, Any], like: Trees) -> Trees:
     return [{name: layers[name] for name in tree} for tree in like]

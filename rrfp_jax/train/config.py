@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from rrfp_jax.coordination.cluster import Whereabouts
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
 from rrfp_jax.data.config import DataConfig, check_num_microbatches
@@ -75,6 +76,7 @@ class PipelineConfig:
     warmup_factor: float = policies.Policy.warmup_factor
     microbatch_group: int = policies.Policy.microbatch_group
     launch_ahead: int = policies.Policy.launch_ahead
+    agreement: str = policies.Policy.agreement
 
     def __post_init__(self) -> None:
         _check_at_least("pipeline", self, num_ranks=1, num_microbatches=1, num_chunks=1)
@@ -122,20 +124,74 @@ class PipelineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """The devices of one pipeline rank.
+    """The devices of one pipeline rank, and how many pipelines there are.
 
     Attributes:
-      data: data-parallel ways; a microbatch's rows are cut over them.
+      data: data-parallel ways within a rank; a microbatch's rows are cut over them.
       model: tensor-parallel ways.
-      num_cpu_devices: how many devices a CPU shows; 0 for as many as are needed.
+      vision_model: tensor-parallel ways of ranks with stages of the vision tower only;
+        0 for as many as of the others.
+      replicas: pipelines, each with its own microbatches; their gradients are reduced
+        once a step.
+      num_cpu_devices: how many devices a CPU shows to each process; 0 for as many as
+        are needed.
     """
 
     data: int = 1
     model: int = 1
+    vision_model: int = 0
+    replicas: int = 1
     num_cpu_devices: int = 0
 
     def __post_init__(self) -> None:
         _check_at_least("mesh", self, data=1, model=1, num_cpu_devices=0)
+        _check_at_least("mesh", self, vision_model=0, replicas=1)
+
+
+WAYS = ("auto", "host", "transfer")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+    """The processes of the run; none of it changes what is computed.
+
+    Attributes:
+      coordinator: HOST:PORT of process 0; empty for one process, or for what SLURM
+        says.
+      num_processes: all of them, where there is a coordinator.
+      process_id: which this is, likewise.
+      peer_timeout_s: how long a process may be silent before it counts as lost.
+      stall_timeout_s: how long all processes may wait for each other.
+      payloads: how activations and cotangents go from process to process: through the
+        `host`, by the `transfer` library, or `auto`: by the library on accelerators,
+        through the host on CPUs (docs/clusters.md has the figures).
+      host_limit_kib: with the library, what goes through the host all the same, up to
+        so many KiB.
+    """
+
+    coordinator: str = ""
+    num_processes: int = 0
+    process_id: int = -1
+    peer_timeout_s: float = Whereabouts.peer_timeout_s
+    stall_timeout_s: float = Whereabouts.stall_timeout_s
+    payloads: str = "auto"
+    host_limit_kib: int = 64
+
+    def __post_init__(self) -> None:
+        check_choice("cluster.payloads", self.payloads, WAYS)
+        _check_at_least("cluster", self, host_limit_kib=0)
+        _ = self.whereabouts  # checks its values
+
+    @property
+    def whereabouts(self) -> Whereabouts:
+        """How to join."""
+        return Whereabouts(
+            self.coordinator,
+            self.num_processes,
+            self.process_id,
+            self.peer_timeout_s,
+            self.stall_timeout_s,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +205,8 @@ class OptimizerConfig:
       b1, b2, eps: of Adam.
       weight_decay: on matrices; vectors (norms, biases) are not decayed.
       clip_norm: largest norm of the gradient over all stages.
+      shard_state: whether each data-parallel replica keeps only its part of the moments
+        and updates only that (ZeRO-1).
     """
 
     learning_rate: float
@@ -159,6 +217,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    shard_state: bool = False
 
     def __post_init__(self) -> None:
         _check_at_least("optimizer", self, warmup_steps=0, weight_decay=0)
@@ -237,16 +296,24 @@ class TrainConfig:
     optimizer: OptimizerConfig
     train: RunConfig
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of one step, in all replicas together."""
+        return self.pipeline.num_microbatches * self.mesh.replicas
 
     def __post_init__(self) -> None:
-        count = self.pipeline.num_microbatches
-        check_num_microbatches(self.data.batch_size, count)
+        count = self.num_microbatches
+        check_num_microbatches(
+            self.data.batch_size, self.pipeline.num_microbatches, self.mesh.replicas
+        )
         rows = self.data.batch_size // count
         if rows % self.mesh.data:
             raise ConfigError(
                 f"mesh.data={self.mesh.data} does not divide the {rows} rows of a "
                 f"microbatch (data.batch_size={self.data.batch_size} / "
-                f"pipeline.num_microbatches={count}).\n"
+                f"{count} microbatches, of all replicas).\n"
                 "  Set --config.mesh.data to a divisor of that."
             )
         longest = max(self.data.length_buckets)
@@ -257,6 +324,12 @@ class TrainConfig:
                 f"  Set --config.model.language.max_length to {longest} or more."
             )
         self._check_vision()
+        if self.mesh.vision_model and self.pipeline.balance == "measured":
+            raise ConfigError(
+                f"mesh.vision_model={self.mesh.vision_model} and pipeline.balance="
+                "measured: which ranks are the tower's is known only once measured.\n"
+                "  Set --config.pipeline.balance=flops."
+            )
         if self.optimizer.warmup_steps >= self.train.num_steps:
             raise ConfigError(
                 f"optimizer.warmup_steps={self.optimizer.warmup_steps} leaves no step "

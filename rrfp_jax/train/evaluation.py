@@ -2,27 +2,27 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from rrfp_jax.data.microbatch import Microbatch
-from rrfp_jax.runtime.pipeline import Pipeline
-from rrfp_jax.train import feeds
-from rrfp_jax.train.optimizer import Trees
+from rrfp_jax.runtime.outcome import Result
 
 
 def evaluate(
-    pipeline: Pipeline,
-    params: Trees,
+    run: Callable[[list[Microbatch]], Iterable[Result]],
     batches: Iterable[list[Microbatch]],
     is_bytes: bool,
+    share: Callable[[Any], Sequence[Any]] = lambda mine: [mine],
 ) -> dict[str, float]:
     """Scores the held-out samples.
 
     Args:
-      pipeline: the one that trains.
-      params: by stage.
+      run: runs the pipelines of this process that train, forwards only; returns the
+        results of those that it is to report.
       batches: lists of microbatches.
       is_bytes: whether a token is a byte.
+      share: the exchange with all other processes.
 
     Returns:
       `eval_loss` in nats a token; `eval_accuracy`, the share of right tokens;
@@ -33,11 +33,16 @@ def evaluate(
     """
     sums: defaultdict[str, float] = defaultdict(float)
     for batch in batches:
-        result = pipeline.run(params, feeds.feeds(batch, None, 0), backward=False)
-        sums["loss"] += sum(result.losses)
-        for aux in result.aux:
-            for name, value in aux.items():
-                sums[name] += float(value)
+        for result in run(batch):
+            sums["loss"] += sum(result.losses)
+            for aux in result.aux:
+                for name, value in aux.items():
+                    sums[name] += float(value)
+    told = share(sorted(sums.items()))
+    sums.clear()
+    for each in told:
+        for name, value in each:
+            sums[name] += value
     tokens, rows = max(sums["num_tokens"], 1), max(sums["num_rows"], 1)
     scores = {
         "eval_loss": sums["loss"] / tokens,

@@ -14,29 +14,32 @@ Arrays = dict[str, Any]
 
 
 def feeds(
-    microbatches: Sequence[Microbatch], seed: int | None, step: int
+    microbatches: Sequence[Microbatch], seed: int | None, step: int, first: int = 0
 ) -> list[Arrays]:
     """Returns the arrays of each microbatch, with its dropout key.
 
     Args:
-      microbatches: of one step.
+      microbatches: of one step, of one replica.
       seed: of dropout; None for no dropout at all.
       step: the current one; keys are folded from (seed, step, microbatch), and layers
         fold in their own global index.
+      first: the number of the first of them among those of all replicas.
     """
     arrays = [dict(microbatch.arrays) for microbatch in microbatches]
     if seed is not None:
-        keys = np.asarray(_keys(seed, step, len(microbatches)))
+        keys = np.asarray(_keys(seed, step, first, len(microbatches)))
         for each, key in zip(arrays, keys, strict=True):
             each["dropout_key"] = key
     return arrays
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _keys(seed: int, step: int, count: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=3)
+def _keys(seed: int, step: int, first: int, count: int) -> jax.Array:
     """Returns raw threefry key data, uint32[count, 2]."""
     key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
-    folded = jax.vmap(functools.partial(jax.random.fold_in, key))(np.arange(count))
+    folded = jax.vmap(functools.partial(jax.random.fold_in, key))(
+        first + np.arange(count)
+    )
     return jax.random.key_data(folded)
 
 

@@ -37,6 +37,18 @@ class Inspection:
         return max(kind.smallest_limit for kind in self.kinds)
 
 
+def _one_pipeline(config: TrainConfig) -> TrainConfig:
+    """Returns the config of one replica, without a limit."""
+    count = config.mesh.replicas
+    batch_size = config.data.batch_size // count
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, batch_size=batch_size),
+        mesh=dataclasses.replace(config.mesh, replicas=1),
+        pipeline=dataclasses.replace(config.pipeline, memory_limit_gb=0.0),
+    )
+
+
 def inspect(config: TrainConfig) -> Inspection:
     """Returns what a run would cost.
 
@@ -46,8 +58,7 @@ def inspect(config: TrainConfig) -> Inspection:
     Raises:
       ConfigError: the config, the data or the machine do not make a run.
     """
-    unlimited = dataclasses.replace(config.pipeline, memory_limit_gb=0.0)
-    setup = set_up(dataclasses.replace(config, pipeline=unlimited))
+    setup = set_up(_one_pipeline(config))
     with contextlib.closing(setup.data.train):
         examples = setup.examples(setup.has_dropout)
         for is_split, what in ((True, "compile split"), (False, "compile whole")):

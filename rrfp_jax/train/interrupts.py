@@ -1,4 +1,9 @@
-"""Ctrl-C, held back where the state is between two steps, and never lost."""
+"""Ctrl-C and SIGTERM, held back where the state is between two steps, and never lost.
+
+SIGTERM asks a run to end well: after the step at hand, with a checkpoint and status 0.
+So does Ctrl-C where there are several processes, which must stop at the same step; a
+second one ends the process at once. In one process, Ctrl-C does not wait for the step.
+"""
 
 import signal
 import threading
@@ -15,22 +20,33 @@ class Interrupts:
     `release`.
 
     A context manager; outside the main thread, which gets no signals, it does nothing.
+
+    Args:
+      is_alone: whether this is the run's only process.
+
+    Attributes:
+      was_asked: whether the run is to stop after the step at hand.
+      was_interrupted: whether Ctrl-C was what asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_alone: bool = True) -> None:
+        self._is_alone = is_alone
         self._is_held = False
-        self._was_interrupted = False
-        self._before: Any = None
+        self._is_pending = False
+        self.was_asked = False
+        self.was_interrupted = False
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
 
     def hold(self) -> None:
         """Holds interrupts back from now on."""
@@ -43,11 +59,16 @@ class Interrupts:
           KeyboardInterrupt: one came meanwhile, or was dropped earlier.
         """
         self._is_held = False
-        if self._was_interrupted:
-            self._was_interrupted = False
+        if self._is_pending:
+            self._is_pending = False
             raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._was_interrupted = True
-        if not self._is_held:
-            raise KeyboardInterrupt
+        if number == signal.SIGTERM:
+            self.was_asked = True
+        elif self._is_alone or self.was_interrupted:
+            self._is_pending = True
+            if not self._is_held:
+                raise KeyboardInterrupt
+        else:
+            self.was_asked = self.was_interrupted = True

@@ -6,28 +6,37 @@ Whoever trains, and whoever only looks, starts here. No stage is compiled; but w
 
 import dataclasses
 import logging as std_logging
+import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from absl import logging
 
+from rrfp_jax.coordination import layout as layout_lib
+from rrfp_jax.coordination.cluster import Cluster, alone
 from rrfp_jax.core import dry_run, policies
 from rrfp_jax.core.task import Kind, Task
+from rrfp_jax.data import buckets as buckets_lib
 from rrfp_jax.data import dataset
+from rrfp_jax.data.share import Share
 from rrfp_jax.data.tokenizer import check_vocabulary
 from rrfp_jax.models.layer import Model, Shape
 from rrfp_jax.models.model import build
-from rrfp_jax.runtime import placing
+from rrfp_jax.runtime import placing, wire
 from rrfp_jax.runtime.pipeline import Pipeline
+from rrfp_jax.runtime.replicas import Replicas
 from rrfp_jax.train import feeds, profile, stages
 from rrfp_jax.train.config import ModelConfig, TrainConfig
+from rrfp_jax.transport.pulls import Pulls
 
 
 def prepare(config: TrainConfig) -> None:
     """Sets what must be set before JAX is first used, and what is logged."""
-    needed = config.pipeline.num_ranks * config.mesh.data * config.mesh.model
-    jax.config.update("jax_num_cpu_devices", config.mesh.num_cpu_devices or needed)
+    mesh = config.mesh
+    needed = config.pipeline.num_ranks * mesh.data * mesh.model * mesh.replicas
+    each = math.ceil(needed / config.cluster.whereabouts.count)
+    jax.config.update("jax_num_cpu_devices", mesh.num_cpu_devices or each)
     logging.set_verbosity(logging.INFO)
     logging.get_absl_handler().addFilter(_is_ours_or_serious)
 
@@ -50,16 +59,23 @@ class Setup:
       data: opened; whoever has the setup closes `data.train`.
       model: whose layers the stages hold.
       cut: of the model.
-      ranks: the devices of each pipeline rank.
-      pipeline: of the stages; nothing is compiled.
+      cluster: the processes of the run.
+      replicas: the devices of each pipeline rank, in all replicas.
+      pipelines: by replica, those that this process has a part in; nothing is compiled.
     """
 
     config: TrainConfig
     data: dataset.Data
     model: Model
     cut: stages.Cut
-    ranks: Sequence[placing.RankMesh]
-    pipeline: Pipeline
+    cluster: Cluster
+    replicas: Sequence[Replicas]
+    pipelines: Mapping[int, Pipeline]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Any of the pipelines: but for their devices they are alike."""
+        return next(iter(self.pipelines.values()))
 
     @property
     def has_dropout(self) -> bool:
@@ -71,73 +87,145 @@ class Setup:
         return _examples(self.config, self.data, has_dropout)
 
 
-def set_up(config: TrainConfig, timer: profile.Timer = profile.median_seconds) -> Setup:
+def set_up(
+    config: TrainConfig,
+    timer: profile.Timer = profile.median_seconds,
+    cluster: Cluster | None = None,
+) -> Setup:
     """Builds the parts of a run.
 
     Args:
       config: all of it.
       timer: of layers, where their balance is to be measured.
+      cluster: the processes of the run; None for this one alone.
 
     Raises:
-      ConfigError: the config, the data or the machine do not make a run.
+      ConfigError: the config, the data or the machines do not make a run.
     """
+    cluster = cluster or alone()
     model = build(config.model.language, config.model.vision)
-    data = dataset.open_data(config.data, config.pipeline.num_microbatches)
-    check_vocabulary(data.tokenizer, config.model.language.vocab_size)
-    largest = max(data.buckets, key=lambda b: (b.num_images, b.length))
+    possible = buckets_lib.buckets(config.data, config.num_microbatches)
+    largest = max(possible, key=lambda b: (b.num_images, b.length))
     shape = Shape(largest.rows, largest.length, largest.num_images)
-    ranks = placing.make_ranks(
-        config.pipeline.num_ranks, config.mesh.data, config.mesh.model
-    )
     costs = stages.flops(model, config.model.frozen, shape)
-    setup = _cut_by(costs, config, data, model, ranks)
+    cut = stages.cut_model(model, config.model, config.pipeline, costs)
+    replicas = _placed(config, cut, cluster)
+    here = [q for q in range(config.mesh.replicas) if _has_part(replicas, q)]
+    share = Share(tuple(here), config.mesh.replicas)
+    data = dataset.open_data(config.data, config.num_microbatches, share)
+    check_vocabulary(data.tokenizer, config.model.language.vocab_size)
+    setup = Setup(config, data, model, cut, cluster, replicas, {})
+    setup = _with_pipelines(setup, costs)
     if config.pipeline.balance != "measured":
         return setup
     if config.pipeline.layer_counts:
         logging.warning("pipeline.balance=measured: layer_counts leave nothing to cut")
         return setup
     # Only now, since all that is wrong with the config has been found.
-    examples = setup.examples(setup.has_dropout)
-    example = examples[data.buckets.index(largest)]
-    seconds = profile.layer_seconds(model, config.model, example, timer)
-    setup = _cut_by(seconds, config, data, model, ranks)
-    for stage, layers in enumerate(setup.cut.layers):
+    example = setup.examples(setup.has_dropout)[data.buckets.index(largest)]
+    measured = None
+    if cluster.is_first:
+        measured = profile.layer_seconds(model, config.model, example, timer)
+    seconds = dict(cluster.all_gather(measured)[0])
+    cut = stages.cut_model(model, config.model, config.pipeline, seconds)
+    setup = _with_pipelines(dataclasses.replace(setup, cut=cut), seconds)
+    for stage, layers in enumerate(cut.layers):
         times = [f"{x.name} {seconds[x.name] * 1e3:.3g} ms" for x in layers]
         logging.info("stage %d, as measured: %s", stage, ", ".join(times))
     return setup
 
 
-def _cut_by(
-    costs: stages.LayerCosts,
-    config: TrainConfig,
-    data: dataset.Data,
-    model: Model,
-    ranks: Sequence[placing.RankMesh],
-) -> Setup:
-    """Returns the parts of a run whose stages are even by these costs."""
-    cut = stages.cut_model(model, config.model, config.pipeline, costs)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+def _placed(
+    config: TrainConfig, cut: stages.Cut, cluster: Cluster
+) -> tuple[Replicas, ...]:
+    """Returns the devices of each pipeline rank, and says which they are."""
+    mesh = config.mesh
+    ways = [
+        mesh.vision_model or mesh.model if towers == {"vision"} else mesh.model
+        for towers in cut.towers_by_rank()
+    ]
+    sizes = [mesh.data * model for model in ways]
+    layout, doubts = layout_lib.lay_out(cluster.spots, sizes, mesh.replicas)
+    for process in range(cluster.num_processes):
+        cluster.names[process] = layout_lib.held_by(layout, process)
+    for doubt in doubts:
+        logging.warning("%s", doubt)
+    if cluster.num_processes > 1 and cluster.is_first:
+        logging.info("who runs what:\n%s", layout_lib.table(layout, ways))
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    return tuple(
+        Replicas(
+            tuple(
+                placing.mesh_of(
+                    [devices[spot.number] for spot in ranks[rank]], mesh.data, model
+                )
+                for ranks in layout
+            )
+        )
+        for rank, model in enumerate(ways)
+    )
+
+
+def _has_part(replicas: Sequence[Replicas], replica: int) -> bool:
+    return any(each.ranks[replica].is_here for each in replicas)
+
+
+def _with_pipelines(setup: Setup, costs: stages.LayerCosts) -> Setup:
+    """Returns the setup with the pipelines of its cut."""
+    config, cut = setup.config, setup.cut
+    shapes = jax.eval_shape(lambda: setup.model.init(jax.random.key(0)))
     by_stage = cut.by_stage(shapes)
     without_images = cut.without_images()
-    pipeline = Pipeline(
-        cut.stages(config.model.recompute),
-        by_stage,
-        edges=cut.edges,
-        placement=cut.placement,
-        policy=config.pipeline.policy,
-        ranks=ranks,
-        partition=cut.partition(by_stage),
-        tied=cut.tied,
-        skips=lambda m: () if "images_NHWC" in m else without_images,
-    )
-    pipeline.check(config.pipeline.num_microbatches)
+    way = _way(config, setup.cluster)
+    pipelines = {}
+    for q in setup.data.share.parts:
+        ranks = [each.ranks[q] for each in setup.replicas]
+        pipelines[q] = Pipeline(
+            cut.stages(config.model.recompute),
+            by_stage,
+            edges=cut.edges,
+            placement=cut.placement,
+            policy=config.pipeline.policy,
+            ranks=ranks,
+            partition=cut.partition(by_stage),
+            tied=cut.tied,
+            skips=lambda m: () if "images_NHWC" in m else without_images,
+            wire=_wire(setup.cluster, q, ranks, way),
+        )
+    setup = dataclasses.replace(setup, pipelines=pipelines)
+    pipeline, count = setup.pipeline, config.pipeline.num_microbatches
+    pipeline.check(count)
     if config.pipeline.memory_limit_gb:
         # A step may have any mixture; the worst is one of the largest microbatch only.
-        for example in _examples(config, data, _has_dropout(config.model)):
-            pipeline.check_memory([example] * config.pipeline.num_microbatches)
-    if config.pipeline.order != "readiness":
-        _log_order(pipeline, config.pipeline.num_microbatches, cut, costs)
-    return Setup(config, data, model, cut, ranks, pipeline)
+        for example in setup.examples(setup.has_dropout):
+            pipeline.check_memory([example] * count)
+    if config.pipeline.order != "readiness" and setup.cluster.is_first:
+        _log_order(pipeline, count, cut, costs)
+    return setup
+
+
+def _way(config: TrainConfig, cluster: Cluster) -> wire.Way:
+    payloads = config.cluster.payloads
+    if payloads == "auto":
+        payloads = "host" if jax.default_backend() == "cpu" else "transfer"
+    if cluster.desk is None or payloads == "host":
+        return wire.Way()
+    return wire.Way(
+        Pulls(cluster.address),
+        config.cluster.host_limit_kib << 10,
+        config.pipeline.in_flight_limit,
+    )
+
+
+def _wire(
+    cluster: Cluster, replica: int, ranks: Sequence[placing.RankMesh], way: wire.Way
+) -> wire.Wire | None:
+    """Returns the connections of a pipeline; None if it is in this process alone."""
+    processes = {process for rank in ranks for process in rank.processes}
+    if cluster.desk is None or len(processes) == 1:
+        return None
+    watchdog_s = cluster.whereabouts.peer_timeout_s
+    return wire.connect(cluster.desk, replica, ranks, way, cluster.progress, watchdog_s)
 
 
 def _log_order(

@@ -52,6 +52,13 @@ class Cut:
         """Returns the stages that a microbatch without images skips."""
         return tuple(s for s, tower in enumerate(self.tower_of) if tower == "vision")
 
+    def towers_by_rank(self) -> list[set[str]]:
+        """Returns, for each pipeline rank, the towers that it has a stage of."""
+        found: list[set[str]] = [set() for _ in range(max(self.placement) + 1)]
+        for tower, rank in zip(self.tower_of, self.placement, strict=True):
+            found[rank].add(tower)
+        return found
+
     def by_stage(self, params: Mapping[str, Params]) -> list[dict[str, Params]]:
         """Groups parameters (or anything else) by stage."""
         return [{x.name: params[x.name] for x in layers} for layers in self.layers]

@@ -1,4 +1,9 @@
-"""The trainer: builds a run from its config and steps it to the end."""
+"""The trainer: builds a run from its config and steps it to the end.
+
+In a run of several processes each of them runs this, in step with the others: whatever
+all need to know of one (losses, the norm of the gradient, a wish to stop) they exchange
+once a step. The first process writes the metrics and the pictures.
+"""
 
 import contextlib
 import dataclasses
@@ -6,24 +11,27 @@ import functools
 import itertools
 import math
 import pathlib
-import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 
-from rrfp_jax.core import trace as trace_lib
+from rrfp_jax.coordination.cluster import Cluster, alone
 from rrfp_jax.data.microbatch import Microbatch
 from rrfp_jax.data.tokenizer import ByteTokenizer
-from rrfp_jax.observe import chrome_trace, timeline
 from rrfp_jax.observe.metrics import MetricsWriter
 from rrfp_jax.observe.progress import progress
-from rrfp_jax.runtime.pipeline import Result
-from rrfp_jax.sim.report import bubble_fraction
+from rrfp_jax.runtime import ties
+from rrfp_jax.runtime.driving import drive
+from rrfp_jax.runtime.outcome import Result
 from rrfp_jax.train import feeds, workdir
 from rrfp_jax.train.checkpoint import Checkpoints, State
 from rrfp_jax.train.config import TrainConfig
 from rrfp_jax.train.evaluation import evaluate
 from rrfp_jax.train.interrupts import Interrupts
+from rrfp_jax.train.loop import Loop
 from rrfp_jax.train.optimizer import Optimizer, Trees, schedule
 from rrfp_jax.train.setup import set_up
 
@@ -31,35 +39,46 @@ from rrfp_jax.train.setup import set_up
 class Trainer:
     """One run. `__init__` finds all that is wrong with it; `run` compiles and trains.
 
+    Args:
+      config: all of it.
+      cluster: the processes of the run; None for this one alone.
+
     Raises:
-      ConfigError: the config, the data or the machine do not make a run.
+      ConfigError: the config, the data or the machines do not make a run.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, cluster: Cluster | None = None) -> None:
         self._config = config
-        setup = set_up(config)
+        self.cluster = cluster or alone()
+        setup = set_up(config, cluster=self.cluster)
         self._examples = setup.examples
         self._has_dropout = setup.has_dropout
         self._data, self._model = setup.data, setup.model
-        self._cut, self._pipeline = setup.cut, setup.pipeline
+        self._cut, self._pipelines = setup.cut, setup.pipelines
+        self._pipeline = setup.pipeline  # for what is the same in all replicas
+        # By stage, its devices in all replicas.
+        self._stages = [setup.replicas[rank] for rank in setup.cut.placement]
         self._optimizer = Optimizer(
             config.optimizer,
             config.train.num_steps,
             setup.cut,
-            [setup.ranks[rank] for rank in setup.cut.placement],
+            self._stages,
+            self.cluster.process,
+            self.cluster.all_gather,
         )
         self._schedule = schedule(config.optimizer, config.train.num_steps)
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts(self.cluster.num_processes == 1)
 
     def run(
         self, folder: pathlib.Path, compilation_cache: pathlib.Path | None = None
     ) -> dict[str, float]:
         """Trains to the last step, from the newest checkpoint in `folder` if any.
 
-        An interrupt (Ctrl-C) saves the last finished step before it goes on.
+        SIGTERM ends it after the step at hand, with a checkpoint of that. An interrupt
+        (Ctrl-C) saves the last finished step before it goes on.
 
         Args:
-          folder: where the run's files go; of this run, or new.
+          folder: where the run's files go; of this run, or new. All processes see it.
           compilation_cache: where compiled programs are kept for the next time.
 
         Returns:
@@ -69,54 +88,101 @@ class Trainer:
           ConfigError: the folder is of another run.
           KeyboardInterrupt: after all that was finished is saved.
         """
-        config = self._config
-        workdir.claim(folder, dataclasses.asdict(config))
+        config, cluster = self._config, self.cluster
+        if cluster.is_first:
+            workdir.claim(folder, dataclasses.asdict(config))
+        cluster.all_gather(None)
         if compilation_cache is not None:
             jax.config.update("jax_compilation_cache_dir", str(compilation_cache))
-        checkpoints = Checkpoints(folder, config.train.keep_checkpoints)
-        with (
-            self.interrupts,
-            contextlib.closing(self._data.train),
-            contextlib.closing(checkpoints),
-            MetricsWriter(folder) as metrics,
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.interrupts)
+            stack.callback(self._data.train.close)
+            checkpoints = stack.enter_context(self._checkpoints(folder))
+            metrics = None
+            if cluster.is_first:
+                metrics = stack.enter_context(MetricsWriter(folder))
             state = self._initial_state()
             if checkpoints.latest is not None:
                 state = checkpoints.restore(state)
                 self._data.train.restore(state.data)
                 logging.info("continuing from step %d", state.step)
-            metrics.rewind(state.step)
+            if metrics is not None:
+                metrics.rewind(state.step)
             self._compile(state)
-            loop = _Loop(self, folder, state, checkpoints, metrics)
-            return loop.run()
+            return Loop(self, config, folder, state, checkpoints, metrics).run()
+
+    @contextlib.contextmanager
+    def _checkpoints(self, folder: pathlib.Path) -> Iterator[Checkpoints]:
+        checkpoints = Checkpoints(
+            folder,
+            self._config.train.keep_checkpoints,
+            [[layer.name for layer in layers] for layers in self._cut.layers],
+            [stage.processes for stage in self._stages],
+            self.cluster.process,
+            self.cluster.all_gather,
+        )
+        try:
+            yield checkpoints
+        except BaseException:
+            # Alone, what is being written can be completed; else who knows who is left.
+            if self.cluster.num_processes == 1:
+                checkpoints.close()
+            raise
+        checkpoints.close()
 
     def _initial_state(self) -> State:
         """Initialises each stage where it lies; how layers are cut changes nothing."""
-        key = jax.random.key(self._config.train.seed)
         params: Trees = []
-        for layers, like in zip(
+        for layers, stage, like in zip(
             self._cut.layers,
+            self._stages,
             self._pipeline.parameters.sharding_trees,
             strict=True,
         ):
+            if not stage.is_here:
+                params.append({})
+                continue
             names = tuple(layer.name for layer in layers)
-            init = functools.partial(self._model.init, names=names)
-            params.append(jax.jit(init, out_shardings=like)(key))
+            init = functools.partial(_init, self._model.init, names)
+            made = jax.jit(init, out_shardings=jax.tree.map(stage.over, like))
+            params.append(made(np.uint32(self._config.train.seed)))
         optimizer = self._optimizer.init(params)
         return State(0, 0, params, optimizer, self._data.train.state())
 
     def _compile(self, state: State) -> None:
-        """Compiles all that the run will need, and forbids more."""
+        """Compiles all that the run will need, and forbids more.
+
+        No process goes on before all are there.
+        """
         trained, evaluated = self._examples(self._has_dropout), self._examples(False)
+        pipelines = self._pipelines.values()
         for backward, shapes in ((True, trained), (False, evaluated)):
             what = "compile training" if backward else "compile evaluation"
-            total = self._pipeline.num_uncompiled(shapes, backward)
+            total = sum(p.num_uncompiled(shapes, backward) for p in pipelines)
             with progress(total, what, "program") as bar:
-                self._pipeline.compile(shapes, backward, bar.advance)
+                for pipeline in pipelines:
+                    pipeline.compile(shapes, backward, bar.advance)
         with progress(1, "compile optimizer", "stage") as bar:
             self._optimizer.compile(state.params, state.optimizer)
             bar.advance()
-        self._pipeline.compiler.is_sealed = True
+        for pipeline in pipelines:
+            pipeline.compiler.is_sealed = True
+        self.cluster.all_gather(None)
+
+    def next_batch(self) -> list[Microbatch]:
+        """Returns the microbatches of this process's replicas, one after another.
+
+        Raises:
+          RuntimeError: there are no more, which must not be.
+        """
+        try:
+            return next(self._data.train)
+        except StopIteration:
+            parts = self._data.share.parts
+            raise RuntimeError(
+                f"the training data of replicas {parts} have ended; they are to go on "
+                "for ever."
+            ) from None
 
     def step(self, state: State, batch: list[Microbatch]) -> "Figures":
         """Runs one step, forward, backward, update, and moves `state` on.
@@ -126,30 +192,27 @@ class Trainer:
         on, interrupts are held back until the caller has reported the step and calls
         `interrupts.release`.
         """
-        num_tokens = sum(microbatch.num_tokens for microbatch in batch)
-        seed = self._config.train.seed if self._has_dropout else None
-        arrays = feeds.feeds(batch, seed, state.step)
-        result = self._pipeline.run(state.params, arrays, 1 / max(num_tokens, 1))
-        norm = self._optimizer.norm(result.grads)
-        is_finite = math.isfinite(norm) and math.isfinite(result.loss)
+        num_tokens = self._total_tokens(batch)
+        results = self._run(state, batch, 1 / max(num_tokens, 1))
+        loss = self._total_loss(results, num_tokens)
+        grads = self._optimizer.reduce({q: r.grads for q, r in results.items()})
+        norm = self._optimizer.norm(grads)
+        is_finite = math.isfinite(norm) and math.isfinite(loss)
         self.interrupts.hold()
         if is_finite:
             state.params, state.optimizer = self._optimizer.update(
-                state.params, state.optimizer, result.grads, norm
+                state.params, state.optimizer, grads, norm
             )
+            self._copy_tied(state.params)
             state.updates += 1
         state.step += 1
         state.data = self._data.train.state()
         if not is_finite:
-            logging.error(
-                "step %d is not finite (loss %s, gradient norm %s), first at task %s "
-                "(stage, kind, microbatch); nothing was updated",
-                state.step,
-                result.loss,
-                norm,
-                result.culprit(),
-            )
-        return Figures(result, norm, num_tokens, is_finite)
+            self._complain(state.step, loss, norm, results)
+        first = next(iter(results.values()))
+        return Figures(
+            dataclasses.replace(first, loss=loss), norm, num_tokens, is_finite
+        )
 
     def evaluate(self, params: Trees) -> dict[str, float]:
         """Scores the held-out samples; empty where there are none."""
@@ -159,16 +222,133 @@ class Trainer:
         count = self._config.train.eval_batches or None
         with contextlib.closing(self._data.evaluation()) as batches:
             chosen = itertools.islice(batches, count)
-            return evaluate(self._pipeline, params, chosen, is_bytes)
+            run = functools.partial(self._scored, params)
+            return evaluate(run, chosen, is_bytes, self.cluster.all_gather)
 
     def learning_rate(self, update: int) -> float:
         """Returns the rate of an update, counted from 0."""
         return float(self._schedule(update))
 
+    def _scored(self, params: Trees, batch: list[Microbatch]) -> list[Result]:
+        """Runs the forwards of a batch; returns what this process is to report."""
+        begun = {
+            q: self._pipelines[q].begin(
+                self._view(params, q),
+                feeds.feeds(mine, None, 0),
+                backward=False,
+                sample_ids=[microbatch.sample_ids for microbatch in mine],
+            )
+            for q, mine in self._by_replica(batch)
+        }
+        drive([each.executor for each in begun.values()])
+        results = {q: self._pipelines[q].end(each) for q, each in begun.items()}
+        return [result for q, result in results.items() if self._reports(q)]
+
+    def _run(
+        self, state: State, batch: list[Microbatch], scale: float
+    ) -> dict[int, Result]:
+        """Runs the step of each replica that this process has a part in."""
+        seed = self._config.train.seed if self._has_dropout else None
+        count = self._config.pipeline.num_microbatches
+        begun = {
+            q: self._pipelines[q].begin(
+                self._view(state.params, q),
+                feeds.feeds(mine, seed, state.step, q * count),
+                scale,
+                sample_ids=[microbatch.sample_ids for microbatch in mine],
+            )
+            for q, mine in self._by_replica(batch)
+        }
+        drive([each.executor for each in begun.values()])
+        return {q: self._pipelines[q].end(each) for q, each in begun.items()}
+
+    def _by_replica(
+        self, batch: list[Microbatch]
+    ) -> Iterator[tuple[int, list[Microbatch]]]:
+        count = self._config.pipeline.num_microbatches
+        for i, q in enumerate(self._data.share.parts):
+            yield q, batch[i * count : (i + 1) * count]
+
+    def _reports(self, replica: int) -> bool:
+        """Whether this process is the one that speaks for a replica."""
+        wire = self._pipelines[replica].wire
+        return wire is None or wire.processes[0] == self.cluster.process
+
+    def _summed(self, mine: Mapping[int, float]) -> float:
+        """Returns the exact sum over all replicas of what each of them has."""
+        if self._config.mesh.replicas == 1:
+            return mine[0]
+        told = [(q, value) for q, value in mine.items() if self._reports(q)]
+        all_told = self.cluster.all_gather(told)
+        return math.fsum(value for each in all_told for _, value in each)
+
+    def _total_tokens(self, batch: list[Microbatch]) -> float:
+        return self._summed(
+            {q: sum(m.num_tokens for m in mine) for q, mine in self._by_replica(batch)}
+        )
+
+    def _total_loss(self, results: Mapping[int, Result], num_tokens: float) -> float:
+        if self._config.mesh.replicas == 1:
+            return results[0].loss
+        losses = {
+            q: math.fsum(r.losses) if math.isfinite(r.loss) else math.nan
+            for q, r in results.items()
+        }
+        return self._summed(losses) / max(num_tokens, 1)
+
+    def _view(self, params: Trees, replica: int) -> Sequence[Any]:
+        """Returns the parameters as one replica has them."""
+        shardings = self._pipelines[replica].parameters.sharding_trees
+        return [
+            jax.tree.map(stage.view, tree, like) if stage.ranks[replica].is_here else {}
+            for stage, tree, like in zip(self._stages, params, shardings, strict=True)
+        ]
+
+    def _copy_tied(self, params: Trees) -> None:
+        """Gives every copy of a tied parameter its owner's value, in place."""
+        if not self._cut.tied:
+            return
+        views = {q: list(self._view(params, q)) for q in self._pipelines}
+        for q, view in views.items():
+            self._pipelines[q].copy_tied(view)
+        for group in self._cut.tied:
+            for place in group[1:]:
+                stage = self._stages[place[0]]
+                here = [q for q in views if stage.ranks[q].is_here]
+                if here:
+                    copies = [ties.find(views[q], place) for q in here]
+                    joined = stage.joined(copies, copies[0].sharding)
+                    ties.replace(params, place, joined)
+
+    def _complain(
+        self, step: int, loss: float, norm: float, results: Mapping[int, Result]
+    ) -> None:
+        found = [(q, r.culprit()) for q, r in results.items()]
+        mine = [(q, str(task)) for q, task in found if task is not None]
+        told = sorted(entry for each in self.cluster.all_gather(mine) for entry in each)
+        replica, culprit = told[0] if told else (0, "none")
+        logging.error(
+            "step %d is not finite (loss %s, gradient norm %s), first at task %s "
+            "(stage, kind, microbatch)%s; nothing was updated",
+            step,
+            loss,
+            norm,
+            culprit,
+            f" of replica {replica}" if self._config.mesh.replicas > 1 else "",
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What a step gives to report."""
+    """What a step gives to report.
+
+    Attributes:
+      result: of the first replica that this process has a part in, but for the loss,
+        which is that of the step.
+      norm: of the gradient.
+      num_tokens: of the step.
+      is_finite: whether loss and norm are.
+    """
 
     result: Result
     norm: float
@@ -176,94 +356,5 @@ class Figures:
     is_finite: bool
 
 
-class _Loop:
-    """Steps a run to its end, writing what the config asks for."""
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        folder: pathlib.Path,
-        state: State,
-        checkpoints: Checkpoints,
-        metrics: MetricsWriter,
-    ) -> None:
-        self._trainer = trainer
-        self._config = trainer._config.train
-        self._limit_bytes = trainer._config.pipeline.policy.memory_limit_bytes
-        self._folder = folder
-        self._state = state
-        self._checkpoints = checkpoints
-        self._metrics = metrics
-
-    def run(self) -> dict[str, float]:
-        """Runs; on an interrupt, saves the last finished step first."""
-        scores: dict[str, float] = {}
-        first, last = self._state.step, self._config.num_steps
-        if first == last:  # a finished run, or one stopped in its last evaluation
-            is_known = self._metrics.has(last, "eval_loss")
-            return self._evaluate(should_write=not is_known)
-        try:
-            with progress(last, "train", "step", initial=first) as bar:
-                for _ in range(first, last):
-                    figures = self._step()
-                    shown = {k: figures[k] for k in _SHOWN}
-                    bar.advance(shown)
-                    if self._is_due(self._config.eval_every):
-                        scores = self._evaluate()
-                    if self._is_due(self._config.checkpoint_every):
-                        self._checkpoints.save(self._state)
-        except KeyboardInterrupt:
-            logging.warning("interrupted; saving step %d", self._state.step)
-            self._checkpoints.save(self._state)
-            raise
-        return scores
-
-    def _is_due(self, every: int) -> bool:
-        step = self._state.step
-        return step == self._config.num_steps or bool(every and step % every == 0)
-
-    def _step(self) -> dict[str, float]:
-        began_s = time.perf_counter()
-        batch = next(self._trainer._data.train)
-        rate = self._trainer.learning_rate(self._state.updates)
-        figures = self._trainer.step(self._state, batch)
-        elapsed_s = time.perf_counter() - began_s
-        step, result = self._state.step, figures.result
-        line = {
-            "loss": result.loss,
-            "step_time_s": elapsed_s,
-            "tokens_per_s": figures.num_tokens / elapsed_s,
-            "bubble": bubble_fraction(result.trace),
-            "peak_in_flight": max(result.trace.peak_in_flight()),
-            "peak_residual_bytes": max(result.trace.peak_bytes()),
-            "grad_norm": figures.norm,
-            "learning_rate": rate,
-            "is_finite": int(figures.is_finite),
-        }
-        if step % self._config.log_every == 0 or step == self._config.num_steps:
-            self._metrics.write(step, line)
-        if step == self._config.trace_step:
-            self._write_trace(result.trace)
-        self._trainer.interrupts.release()
-        return line
-
-    def _evaluate(self, should_write: bool = True) -> dict[str, float]:
-        scores = self._trainer.evaluate(self._state.params)
-        if scores:
-            if should_write:
-                self._metrics.write(self._state.step, scores)
-            named = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-            logging.info("step %d: %s", self._state.step, named)
-        return scores
-
-    def _write_trace(self, trace: trace_lib.Trace) -> None:
-        folder = self._folder / "traces"
-        folder.mkdir(exist_ok=True)
-        stem = f"step_{self._state.step:06d}"
-        panels = [(f"step {self._state.step}", trace)]
-        timeline.draw(panels, folder / f"{stem}.png", self._limit_bytes)
-        chrome_trace.write(trace, folder / f"{stem}.perfetto.json")
-        (folder / f"{stem}.trace.json").write_text(trace_lib.to_json(trace))
-
-
-_SHOWN = ("loss", "tokens_per_s", "step_time_s", "bubble")
+def _init(init: Any, names: tuple[str, ...], seed: Any) -> Any:
+    return init(jax.random.key(seed), names=names)

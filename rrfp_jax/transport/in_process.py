@@ -1,13 +1,13 @@
 """Transport between ranks of one process: `jax.device_put` at launch."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from rrfp_jax.errors import ProtocolError
-from rrfp_jax.transport.base import Message
+from rrfp_jax.transport.base import Arrival, Expected, Name
 
 
 class InProcess:
@@ -18,19 +18,28 @@ class InProcess:
     """
 
     def __init__(self) -> None:
-        self._names: set[Message] = set()  # all that were ever sent
-        self._payloads: dict[Message, list[jax.Array]] = {}  # sent and not taken
+        self._names: set[Name] = set()  # all that were sent in this step
+        self._payloads: dict[Name, list[jax.Array]] = {}  # sent and not taken
         # Sent and not reported, oldest first: what to watch of each, without keeping it
         # alive. What is gone has arrived and been used.
-        self._in_transit: dict[Message, list[weakref.ref[Any]]] = {}
+        self._in_transit: dict[Name, list[weakref.ref[Any]]] = {}
+
+    def begin(self, expects: Callable[[Name], Expected]) -> None:
+        """Forgets the last step. What arrives needs no check: it never left."""
+        del expects
+        self._names.clear()
+        self._payloads.clear()
+        self._in_transit.clear()
 
     def send(
         self,
-        message: Message,
+        message: Name,
         payload: Sequence[jax.Array],
         shardings: Sequence[jax.sharding.Sharding],
+        due_s: float | None = None,
     ) -> None:
         """Starts the copies. Does not block."""
+        del due_s  # the machine that emulates the link keeps the time of its arrival
         if message in self._names:
             raise ProtocolError(f"{message.source} was sent to {message.to} twice.")
         self._names.add(message)
@@ -38,7 +47,7 @@ class InProcess:
         self._payloads[message] = moved
         self._in_transit[message] = [weakref.ref(array) for array in moved]
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> list[Arrival]:
         """Returns the messages whose copies have completed since the last call."""
         complete = [
             message
@@ -47,9 +56,13 @@ class InProcess:
         ]
         for message in complete:
             del self._in_transit[message]
-        return complete
+        return [Arrival(message) for message in complete]
 
-    def take(self, message: Message) -> list[jax.Array]:
+    def has(self, message: Name) -> bool:
+        """Whether it was sent and not taken."""
+        return message in self._payloads
+
+    def take(self, message: Name) -> list[jax.Array]:
         """Hands over a payload."""
         try:
             return self._payloads.pop(message)

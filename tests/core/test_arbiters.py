@@ -11,9 +11,11 @@ ORDER = ts("0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3")
 
 
 def take_all(arbiter):
-    """Takes until the arbiter waits."""
+    """Launches what is chosen until the arbiter waits."""
     taken = []
-    while (task := arbiter.take()) is not None:
+    while (task := arbiter.choose()) is not None:
+        assert arbiter.choose() == task  # choosing consumes nothing
+        arbiter.launched(task)
         taken.append(task)
     return taken
 
@@ -25,6 +27,15 @@ def fed(arbiter, tasks):
     return take_all(arbiter)
 
 
+def readiness_first(limit=9):
+    """Returns BF on stage 0 of two."""
+    of = graph.chain(4, (0, 1))
+    progress = back_pressure.RankProgress(of, 0)
+    rules = [back_pressure.InFlight(progress, limit)]
+    pressure = back_pressure.BackPressure(progress, rules)
+    return arbiters.ReadinessFirst((0,), hints.Alternating(Kind.B), pressure)
+
+
 def test_fixed_order_waits_although_work_is_ready():
     """0B0 is late: it takes nothing else until 0B0 is here, then catches up."""
     arbiter = arbiters.FixedOrder(ORDER)
@@ -34,7 +45,7 @@ def test_fixed_order_waits_although_work_is_ready():
     assert fed(arbiter, "0B1") == []
     assert fed(arbiter, "0B0") == ts("0B0 0F2 0B1 0F3")
     assert fed(arbiter, "0B3 0B2") == ts("0B2 0B3")
-    assert arbiter.take() is None
+    assert arbiter.choose() is None
 
 
 def test_opportunistic_pulls_the_next_forward_ahead_of_a_late_gradient():
@@ -83,13 +94,46 @@ def test_opportunistic_needs_a_limit_of_one():
 
 
 def test_readiness_first_takes_what_the_hint_ranks_first_until_pressure_holds():
-    of = graph.chain(4, (0, 1))
-    progress = back_pressure.RankProgress(of, 0)
-    rules = [back_pressure.InFlight(progress, 2)]
-    pressure = back_pressure.BackPressure(progress, rules)
-    arbiter = arbiters.ReadinessFirst((0,), hints.Alternating(Kind.B), pressure)
+    arbiter = readiness_first(limit=2)
     assert fed(arbiter, "0F3 0F1 0F0 0F2") == ts("0F0 0F1")
     assert arbiter.ready() == ts("0F2 0F3")
     assert arbiter.why_held(t("0F2")) == "0F2 held by back-pressure (limit=2)"
     assert fed(arbiter, "0B1") == ts("0B1 0F2")  # it frees a slot
     assert fed(arbiter, "0B0") == ts("0B0 0F3")
+
+
+def test_readiness_first_goes_on_from_a_launch_that_it_did_not_choose():
+    """A group agreed on 0F2 when only that was ready at all: it counts as begun."""
+    arbiter = readiness_first(limit=2)
+    for task in ts("0F0 0F1 0F2"):
+        arbiter.add(task)
+    assert arbiter.choose() == t("0F0")
+    arbiter.launched(t("0F2"))
+    assert arbiter.ready() == ts("0F0 0F1")
+    assert take_all(arbiter) == ts("0F0")  # the limit counts 0F2
+    assert fed(arbiter, "0B2") == ts("0B2 0F1")
+
+
+def test_orders_skip_what_was_launched_before_its_turn():
+    for arbiter in (arbiters.FixedOrder(ORDER), arbiters.Opportunistic(ORDER, 9)):
+        for task in ts("0F0 0F1"):
+            arbiter.add(task)
+        arbiter.launched(t("0F1"))
+        assert take_all(arbiter) == ts("0F0")
+        assert fed(arbiter, "0B0") == ts("0B0")
+        assert fed(arbiter, "0F3 0F2") == ts("0F2") + ts("0F3") * (
+            type(arbiter) is arbiters.Opportunistic
+        )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        readiness_first,
+        lambda: arbiters.FixedOrder(ORDER),
+        lambda: arbiters.Opportunistic(ORDER, 9),
+    ],
+)
+def test_only_a_ready_task_can_have_been_launched(make):
+    with pytest.raises(KeyError):
+        make().launched(t("0F0"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rrfp_jax.runtime import devices, pipeline
+from rrfp_jax.runtime import devices, driving, pipeline
 from rrfp_jax.transport.in_process import InProcess
 from tests.runtime import scripted
 
@@ -15,7 +15,7 @@ def use_script(monkeypatch):
         monkeypatch.setattr(
             pipeline,
             "RealDevices",
-            lambda graph, transport: scripted.Scripted(graph, choose),
+            lambda graph, transport, start_s: scripted.Scripted(graph, choose),
         )
 
     return use
@@ -25,7 +25,8 @@ def use_script(monkeypatch):
 def virtual_time(monkeypatch):
     """Makes emulated devices sleep in no time; the clock stops while nobody sleeps."""
     clock = scripted.VirtualTime()
-    monkeypatch.setattr(devices, "time", clock)
+    for module in (devices, driving, pipeline):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -34,10 +35,11 @@ def sent(monkeypatch):
     """The payloads of every message sent from here on: message -> list of arrays."""
     messages = {}
 
-    class Spy(InProcess):
-        def send(self, message, payload, shardings):
-            super().send(message, payload, shardings)
-            messages[message] = list(self._payloads[message])
+    send = InProcess.send
 
-    monkeypatch.setattr(pipeline, "InProcess", Spy)
+    def spy(self, message, payload, shardings, due_s=None):
+        send(self, message, payload, shardings, due_s)
+        messages[message] = list(self._payloads[message])
+
+    monkeypatch.setattr(InProcess, "send", spy)
     return messages

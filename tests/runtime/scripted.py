@@ -51,8 +51,11 @@ class Scripted:
             self._in_transit = [m for m in self._in_transit if tuple(m) != event]
         return [Told(float(self._now), rank, event)]
 
-    def pause(self):
-        pass
+    def pause_s(self):
+        return 0.0
+
+    def now_s(self):
+        return float(self._now)
 
     def is_idle(self):
         return not any(self._running) and not self._in_transit

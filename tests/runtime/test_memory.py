@@ -89,7 +89,7 @@ def watch(monkeypatch):
         monkeypatch.setattr(
             pipeline,
             "RealDevices",
-            lambda graph, transport: Watched(graph, *args or (transport,)),
+            lambda graph, *rest: Watched(graph, *args or rest),
         )
         return samples
 

@@ -32,7 +32,7 @@ def wait_for(transport, count):
     """Returns the next `count` arrivals; the test's own timeout ends a wait in vain."""
     found = []
     while len(found) < count:
-        found += transport.arrived()
+        found += [arrival.message for arrival in transport.arrived()]
         time.sleep(1e-4)
     return found
 

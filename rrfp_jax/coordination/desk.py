@@ -1,0 +1,114 @@
+"""Sorts the letters of a process, and gathers values from several processes.
+
+One thread, the one that trains, reads all mail: each letter goes to the handler of its
+kind. Whoever waits for something keeps reading, so no wait can block another.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+
+from rrfp_jax.transport.mail import Letter, Mail
+
+Handler = Callable[[Letter], None]
+_Key = tuple[tuple[int, ...], int]  # who gathers, and the how manieth time
+
+_LONGEST_WAIT_S = 0.1  # between two looks at whether a peer was lost
+
+
+class Desk:
+    """The mail of one process, sorted.
+
+    Args:
+      process: its index.
+      mail: introduced to all others.
+      check: raises what has ended the run elsewhere; called while waiting.
+    """
+
+    def __init__(self, process: int, mail: Mail, check: Callable[[], None]) -> None:
+        self.process = process
+        self.mail = mail
+        self._check = check
+        self._handlers: dict[str, Handler] = {}
+        self.handle("gather", self._gathered)
+        # (members, number) -> what each of them said.
+        self._values: dict[_Key, dict[int, Any]] = {}
+        self._counts: collections.Counter[tuple[int, ...]] = collections.Counter()
+
+    def handle(self, kind: str, handler: Handler) -> None:
+        """Gives all letters of a kind to `handler` from now on."""
+        self._handlers[kind] = handler
+
+    def poll(self) -> bool:
+        """Hands out all letters that are here; returns whether there were any."""
+        letters = self.mail.receive()
+        for letter in letters:
+            self._handlers[letter.kind](letter)
+        return bool(letters)
+
+    def sleep(self, longest_s: float) -> None:
+        """Sleeps until a letter comes, at most `longest_s`.
+
+        Raises:
+          PeerLost, RemoteError, StallError: the run has ended elsewhere.
+        """
+        self._check()
+        self.mail.wait(min(longest_s, _LONGEST_WAIT_S))
+
+    def until(self, is_done: Callable[[], bool]) -> None:
+        """Reads mail until something has become true."""
+        while not is_done():
+            if not self.poll():
+                self.sleep(_LONGEST_WAIT_S)
+
+    def all_gather(self, value: Any, members: Sequence[int]) -> list[Any]:
+        """Returns the values of all members, in their order.
+
+        All members call this, with the same members, in the same order. Processes that
+        are not members need not know.
+
+        Args:
+          value: numbers, strings, bytes, and sequences of them. All but one's own come
+            back with tuples for lists.
+          members: indices of processes, this one among them; ascending.
+        """
+        group = tuple(members)
+        key = (group, self._counts[group])
+        self._counts[group] += 1
+        values = self._values.setdefault(key, {})
+        values[self.process] = value
+        for member in group:
+            if member != self.process:
+                self._tell(member, key, value)
+        self.until(lambda: len(values) == len(group))
+        del self._values[key]
+        return [values[member] for member in group]
+
+    def gather(self, value: Any, members: Sequence[int]) -> list[Any] | None:
+        """Returns the values of all members in the first of them, None in the others.
+
+        As `all_gather`, but the others do not wait.
+        """
+        group = tuple(members)
+        key = (group, self._counts[group])
+        self._counts[group] += 1
+        if self.process != group[0]:
+            self._tell(group[0], key, value)
+            return None
+        values = self._values.setdefault(key, {})
+        values[self.process] = value
+        self.until(lambda: len(values) == len(group))
+        del self._values[key]
+        return [values[member] for member in group]
+
+    def _tell(self, member: int, key: _Key, value: Any) -> None:
+        # As a frame, since a body is to be small.
+        self.mail.send(member, "gather", key, [msgpack.packb(value)])
+
+    def _gathered(self, letter: Letter) -> None:
+        group, number = letter.body
+        (packed,) = letter.frames
+        value = msgpack.unpackb(packed, use_list=False, strict_map_key=False)
+        self._values.setdefault((group, number), {})[letter.sender] = value
