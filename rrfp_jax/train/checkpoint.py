@@ -26,6 +26,7 @@ from rrfp_jax.train.optimizer import Trees
 
 Share = Callable[[Any], Sequence[Any]]
 _META = "meta.json"
+_WHOLE = jax.sharding.PartitionSpec()
 _INCOMPLETE = ".incomplete"
 
 
@@ -184,9 +185,6 @@ class Checkpoints:
                 f"{folder} lacks the layers {sorted(missing)}.\n"
                 "  It is of another model; pass another --workdir."
             )
-        found = jax.tree.map(
-            lambda x, y: jax.device_put(x, y.sharding), found, like
-        )  # the same devices, as the run names them
         return State(
             step=meta["step"],
             updates=meta["updates"],
@@ -248,7 +246,10 @@ def _saver(number: int, group: Sequence[int]) -> ocp.AsyncCheckpointer:
         active_processes=set(group),
         barrier_sync_key_prefix=f"part{number}",
     )
-    arrays = ocp.type_handlers.ArrayHandler(primary_host=group[0])
+    arrays = ocp.type_handlers.ArrayHandler(
+        primary_host=group[0],
+        use_replica_parallel=False,  # the first copy is written, see `_global`
+    )
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
     return ocp.AsyncCheckpointer(
         ocp.PyTreeCheckpointHandler(
@@ -271,25 +272,35 @@ def _reader(process: int) -> ocp.Checkpointer:
     )
 
 
-def _sharding(array: jax.Array) -> jax.sharding.Sharding:
-    """Returns where an array lies, on a mesh: orbax takes no other among processes."""
-    if isinstance(array.sharding, jax.sharding.NamedSharding):
-        return array.sharding
-    (device,) = array.sharding.device_set
-    mesh = jax.sharding.Mesh(np.array([device]), ("device",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-
 def _global(array: jax.Array) -> jax.Array:
-    """Returns an array as it is saved: the same buffers."""
-    where = _sharding(array)
-    if where is array.sharding:
+    """Returns an array as orbax takes it: the same buffers.
+
+    Among several processes it refuses arrays that one of them has alone. Such a one is
+    given out as one with a copy elsewhere: the copy that is written is the first, and
+    nobody else is asked.
+    """
+    if jax.process_count() == 1 or not array.is_fully_addressable:
         return array
-    return jax.make_array_from_single_device_arrays(array.shape, where, [array])
+    sharding = array.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        mine, axes, spec = sharding.mesh.devices, sharding.mesh.axis_names, sharding.spec
+    else:
+        mine, axes, spec = np.array([*sharding.device_set]), ("device",), _WHOLE
+    strangers = [d for d in jax.devices() if d.process_index != jax.process_index()]
+    if len(strangers) < mine.size:  # one is enough for a copy on one device
+        array = jax.device_put(array, mine.flat[0])
+        mine, axes, spec = mine.reshape(-1)[:1], ("device",), _WHOLE
+    theirs = np.array(strangers[: mine.size]).reshape(mine.shape)
+    mesh = jax.sharding.Mesh(np.stack([mine, theirs]), ("copy", *axes))
+    return jax.make_array_from_single_device_arrays(
+        array.shape,
+        jax.sharding.NamedSharding(mesh, spec),
+        [shard.data for shard in array.addressable_shards],
+    )
 
 
 def _wanted(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_sharding(array))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _part(folder: pathlib.Path, number: int) -> pathlib.Path:

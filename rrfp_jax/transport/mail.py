@@ -115,7 +115,7 @@ class Mail:
         Args:
           to: the process; this one too.
           kind: names what it is about.
-          body: what `codec.pack` takes, below a megabyte.
+          body: what `codec.pack` takes, a quarter of a megabyte at most.
           frames: buffers or arrays, in C order. They are not copied, so they must not
             change any more.
           bulk: takes the channel for payloads. Order is kept within a channel only.

@@ -3,6 +3,7 @@
 #
 #   scripts/slurm/local_cluster.sh up N     starts it, waits until its nodes are idle
 #   scripts/slurm/local_cluster.sh down     cancels its jobs, ends its daemons
+#   scripts/slurm/local_cluster.sh install  gets what it needs, where apt-get can
 #
 # For trying a launch without a cluster; nodes that share a machine show nothing about
 # speed. To use it, tell SLURM's commands where it is, as `up` prints:
@@ -14,30 +15,31 @@
 # keys, state, logs, pid files. /etc is left alone and ports are picked when it starts,
 # so several can run side by side, one a folder.
 #
-# Needs root, and Debian's packages slurm-wlm and munge (others name them alike).
+# Needs root, and Debian's packages slurm-wlm and munge (others name them alike); without
+# them it ends with status 3.
 set -euo pipefail
 
 dir=${LOCAL_CLUSTER_DIR:-${TMPDIR:-/tmp}/local_cluster.$UID}
 export SLURM_CONF=$dir/slurm.conf
 PATH=$PATH:/usr/sbin:/sbin
 
-fail() {
-  printf 'local_cluster.sh: %s\n' "$@" >&2
-  exit 1
+fail() { # STATUS LINE...
+  printf 'local_cluster.sh: %s\n' "${@:2}" >&2
+  exit "$1"
 }
 
 usage() {
-  sed -n 's/^#   \(scripts\)/usage: \1/p' "$0" >&2
+  sed -n "s,^#   \\(scripts.*\\),\\1,p" "$0" >&2
   exit 2
 }
 
 check_needs() {
-  [ "$UID" = 0 ] || fail "this user is not root, and SLURM's daemons need it." \
+  [ "$UID" = 0 ] || fail 3 "this user is not root, and SLURM's daemons need it." \
     "  Run it as root, for example in a container."
   local command
   for command in munged slurmctld slurmd srun python3; do
-    command -v "$command" >/dev/null || fail "there is no $command." \
-      "  Install SLURM: apt-get install slurm-wlm munge"
+    command -v "$command" >/dev/null || fail 3 "there is no $command." \
+      "  Run scripts/slurm/local_cluster.sh install, or install SLURM and munge."
   done
 }
 
@@ -117,7 +119,7 @@ up() { # N
   done
   tail -n 5 "$dir"/*.log >&2
   down
-  fail "the nodes did not come up; the ends of the logs in $dir are above."
+  fail 1 "the nodes did not come up; the ends of the logs in $dir are above."
 }
 
 down() {
@@ -156,6 +158,10 @@ case ${1:-} in
     ;;
   down)
     down
+    ;;
+  install)
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends slurm-wlm munge
     ;;
   *) usage ;;
 esac

@@ -13,8 +13,10 @@ import time
 import jax
 import pytest
 
+from rrfp_jax.coordination import heartbeat
 from rrfp_jax.coordination.heartbeat import Heartbeat
 from rrfp_jax.errors import PeerLost, RemoteError, StallError
+from rrfp_jax.transport import mail
 from rrfp_jax.transport.mail import Mail
 
 PATIENCE_S = 30.0  # how long a test waits in vain
@@ -27,20 +29,20 @@ class Run:
     def __init__(self, num_processes, peer_s=1.0, stall_s=60.0, grace_s=60.0):
         self.fatal = [[] for _ in range(num_processes)]
         self.mails = [Mail(process, "run") for process in range(num_processes)]
-        for mail in self.mails:
-            mail.introduce([each.address for each in self.mails])
+        for opened in self.mails:
+            opened.introduce([each.address for each in self.mails])
         self.hearts = [
             Heartbeat(
                 process,
                 num_processes,
-                mail,
+                opened,
                 lambda number: f"process {number} (rank {number})",
                 peer_s,
                 stall_s,
                 self.fatal[process].append,
                 grace_s,
             )
-            for process, mail in enumerate(self.mails)
+            for process, opened in enumerate(self.mails)
         ]
         self.started = []
 
@@ -70,9 +72,9 @@ class Run:
         for process, heart in reversed(list(enumerate(self.hearts))):
             if process in self.started:
                 heart.stop()
-        for process, mail in enumerate(self.mails):
+        for process, opened in enumerate(self.mails):
             if process not in self.started:
-                mail.close()
+                opened.close()
 
 
 @pytest.fixture
@@ -132,9 +134,15 @@ def test_a_silent_process_0_is_noticed_by_each(make_run):
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_is_told_to_all_before_who_failed_is_gone(make_run, failing):
-    """By the time that process 0 may exit, nobody needs it any more."""
-    run = make_run(3, peer_s=30.0)
+def test_a_failure_is_told_to_all_before_who_failed_is_gone(
+    make_run, failing, monkeypatch
+):
+    """By the time that process 0 may exit, nobody needs it any more.
+
+    It is not time that ends the wait for them, but that they have confirmed it.
+    """
+    monkeypatch.setattr(heartbeat, "_FLUSH_S", 1e6)
+    run = make_run(3, peer_s=1e6)
     hearts = run.start(0, 1, 2)
     text = hearts[failing].report(ValueError("boom"), "in step 7")
     assert text == (
@@ -228,7 +236,9 @@ def test_a_huge_message_is_cut(make_run):
     assert len(zero.report(ValueError("x" * 1_000_000), "")) < 11_000
 
 
-def test_no_thread_is_left_behind(make_run):
+def test_no_thread_is_left_behind(make_run, monkeypatch):
+    """Nor does anybody wait to say more to those who have left."""
+    monkeypatch.setattr(mail, "_LINGER_MS", 1_000_000)
     before = set(threading.enumerate())
     run = make_run(2)
     hearts = run.start(0, 1)

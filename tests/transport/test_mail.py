@@ -42,7 +42,7 @@ def test_a_channel_keeps_the_order_of_a_pair(mails, bulk):
 def test_a_letter_to_oneself_is_like_any_other_but_copies_no_frame(mails):
     array = np.arange(4.0)
     mails[0].send(0, "note", [1, [2]], [array])
-    mails[0].wait(10.0)
+    mails[0].wait(1e6)  # returns at once
     ((sender, kind, body, frames),) = mails[0].receive()
     assert (sender, kind, body) == (0, "note", (1, (2,)))
     assert np.shares_memory(np.frombuffer(frames[0]), array)
@@ -131,12 +131,16 @@ def test_letters_to_one_who_has_left_are_not_waited_for(monkeypatch):
 
 
 def test_wake_ends_the_present_wait_and_else_the_next(mails):
+    """And no wait after that."""
     mails[0].wake()
     mails[0].wake()
-    mails[0].wait(60.0)
+    mails[0].wait(1e6)
+    began_s = time.monotonic()
+    mails[0].wait(0.05)
+    assert time.monotonic() - began_s >= 0.05
     alarm = threading.Timer(0.1, mails[0].wake)
     alarm.start()
-    mails[0].wait(60.0)
+    mails[0].wait(1e6)
     alarm.join()
     assert mails[0].receive() == []
 
