@@ -43,15 +43,16 @@ def _drive_alone(executors: Sequence[Executor]) -> None:
 
 def _drive_with_others(executors: Sequence[Executor], wire: Wire) -> None:
     fed_s = time.monotonic()  # when something happened last
-    has_barked = False
+    has_barked = is_resting = False
     while not _are_done(executors):
         wire.desk.poll()
         if _advance(executors):
             wire.progress(False)
-            fed_s, has_barked = time.monotonic(), False
+            fed_s, has_barked, is_resting = time.monotonic(), False, False
             continue
-        if all(executor.is_idle() for executor in executors):
-            wire.progress(True)
+        if not is_resting and all(executor.is_idle() for executor in executors):
+            is_resting = True
+            wire.progress(True)  # once: it is no progress that nothing happens
         if not has_barked and time.monotonic() - fed_s > wire.watchdog_s:
             has_barked = True
             logging.warning(

@@ -167,7 +167,12 @@ class Mover:
     until: Callable[[Callable[[], bool]], None] | None = None
 
     def send(self, name: Tied, array: Any, where: Any) -> None:
-        """Starts to move an array."""
+        """Starts to move an array; what arrives is a copy in any case.
+
+        A copy in the same place would be the same buffer, and each is to be donated.
+        """
+        if where.device_set == array.sharding.device_set:
+            array = jnp.copy(array)
         if self.until is not None:
             array.block_until_ready()  # so that no other process has to wait for us
         self.transport.send(name, [array], [where])

@@ -30,7 +30,9 @@ from rrfp_jax.transport import codec
 from rrfp_jax.transport.bell import Bell
 from rrfp_jax.transport.guard import Guard
 
-CHUNK_BYTES = 1 << 18  # as fast as any size up to 16 MiB, and the least wait for others
+# Measured with 64 KiB to 16 MiB: within a sixth of the best rate, and a small letter
+# amid payloads comes after 0.3 ms (1 MiB: 0.7 ms, 4 MiB: 3 ms).
+CHUNK_BYTES = 1 << 18
 _OVERHEAD_BYTES = 256  # of a part, at most: CURVE and framing
 _LINGER_MS = 1000
 
