@@ -47,10 +47,11 @@ def lay_out(
     needed = sum(sizes) * num_replicas
     if len(spots) < needed:
         raise ConfigError(
-            f"mesh.replicas={num_replicas} x pipeline ranks of {list(sizes)} devices "
-            f"need {needed} devices; there are {len(spots)}.\n"
+            f"mesh.replicas={num_replicas} x pipeline.num_ranks={len(sizes)} of "
+            f"mesh.data x mesh.model = {sizes[0]} devices needs {needed} devices; "
+            f"there are {len(spots)}.\n"
             "  Lower one of them, start more processes or, on a CPU, set "
-            "--config.mesh.num_cpu_devices to what each process is to show."
+            f"--config.mesh.num_cpu_devices={needed} (over the number of processes)."
         )
     hosts: dict[str, collections.deque[Spot]] = {}
     for spot in sorted(spots, key=lambda s: (s.process, s.number)):

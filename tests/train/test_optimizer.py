@@ -9,6 +9,7 @@ import pytest
 
 from rrfp_jax.models.layer import Layer
 from rrfp_jax.runtime import placing
+from rrfp_jax.runtime.replicas import Replicas
 from rrfp_jax.train.config import OptimizerConfig
 from rrfp_jax.train.optimizer import Optimizer, Trees, schedule
 from rrfp_jax.train.stages import Cut
@@ -48,11 +49,12 @@ def updated(
     place = [rank.replicated for rank in ranks]
     grads = [jax.device_put(g, where) for g, where in zip(grads, place, strict=True)]
     params = [jax.tree.map(jnp.ones_like, tree) for tree in grads]
-    optimizer = Optimizer(config, 10, cut, ranks)
+    optimizer = Optimizer(config, 10, cut, [Replicas((rank,)) for rank in ranks])
     state = optimizer.init(params)
     optimizer.compile(params, state)
-    norm = optimizer.norm(grads)
-    return norm, *optimizer.update(params, state, grads, norm)
+    reduced = optimizer.reduce({0: grads})
+    norm = optimizer.norm(reduced)
+    return norm, *optimizer.update(params, state, reduced, norm)
 
 
 def moment(states: Trees, stage: int, name: str) -> np.ndarray:
@@ -102,7 +104,7 @@ def test_a_gradient_that_is_not_finite_has_no_norm(value: float):
         jax.device_put({name: {"w": jnp.array([x])}}, rank.replicated)
         for name, x, rank in zip("ab", [1.0, value], ranks, strict=True)
     ]
-    optimizer = Optimizer(CONFIG, 10, cut, ranks)
+    optimizer = Optimizer(CONFIG, 10, cut, [Replicas((rank,)) for rank in ranks])
     optimizer.compile(grads, optimizer.init(grads))
     assert not np.isfinite(optimizer.norm(grads))
 

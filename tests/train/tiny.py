@@ -17,7 +17,8 @@ from rrfp_jax import config_border
 from rrfp_jax.core import graph, order_csv
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.data.microbatch import Microbatch
-from rrfp_jax.runtime.pipeline import Pipeline, Result
+from rrfp_jax.runtime.outcome import Result
+from rrfp_jax.runtime.pipeline import Pipeline
 from rrfp_jax.train import feeds
 from rrfp_jax.train.config import TrainConfig
 from rrfp_jax.train.trainer import Figures, Trainer
@@ -167,11 +168,14 @@ def shuffled_hint(of: graph.PipelineGraph, folder: pathlib.Path, seed: int) -> P
 
 def checkpoint(folder: pathlib.Path, step: int | None = None) -> tuple[Any, Any]:
     """Returns arrays and metadata of a checkpoint, read without any trainer."""
-    with ocp.CheckpointManager(folder.absolute() / "checkpoints") as manager:
-        found = manager.restore(
-            manager.latest_step() if step is None else step,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardRestore(), meta=ocp.args.JsonRestore()
-            ),
-        )
-    return found.arrays, found.meta
+    found = folder.absolute() / "checkpoints"
+    steps = [int(each.name) for each in found.iterdir() if each.name.isdigit()]
+    found /= str(max(steps) if step is None else step)
+    arrays: dict[str, Any] = {"params": {}, "optimizer": {}}
+    with ocp.PyTreeCheckpointer() as reader:
+        for part in sorted(found.glob("part_*")):
+            there = reader.metadata(part).item_metadata.tree
+            plain = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), there)
+            for what, layers in reader.restore(part, restore_args=plain).items():
+                arrays[what] |= layers
+    return arrays, json.loads((found / "meta.json").read_text())
