@@ -215,6 +215,12 @@ def launch(
             signal.signal(number, handler)
 
 
+def free_address() -> str:
+    """Returns HOST:PORT of a port that is free now, and most likely soon after."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 def cluster_commands(
     command: Sequence[str], num_processes: int, devices_each: int = 0
 ) -> tuple[list[list[str]], list[dict[str, str]]]:
@@ -225,8 +231,7 @@ def cluster_commands(
       num_processes: of the run.
       devices_each: GPUs that a process gets, in order; 0 leaves it all that it sees.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:  # free now, and most likely
-        address = f"127.0.0.1:{probe.getsockname()[1]}"  # still when it is needed
+    address = free_address()
     # JAX's coordinator asks nobody who they are; else it would listen to every host.
     common = {"JAX_COORDINATOR_BIND_ADDRESS": address}
     commands, envs = [], []

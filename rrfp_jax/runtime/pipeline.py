@@ -53,6 +53,7 @@ class Begun:
       executor: to be driven to its end.
       trace: of the ranks of this process.
       scale: of the loss.
+      start_s: when it began, on `time.perf_counter`.
     """
 
     step: Step
@@ -60,6 +61,7 @@ class Begun:
     executor: Executor
     trace: Trace
     scale: float
+    start_s: float
 
 
 class Pipeline:
@@ -312,12 +314,13 @@ class Pipeline:
             self._wire.groups.begin()
             self._wire.all_gather(None)  # all begin together, and so do their clocks
         self._transport.begin(expecting)
-        devices = self._devices(graph)
+        start_s = time.perf_counter()
+        devices = self._devices(graph, start_s)
         devices.trace.residuals = residuals
         executor = Executor(
             step, self.ranks, dispatchers, self._transport, devices, self._wire
         )
-        return Begun(step, dispatchers, executor, devices.trace, scale)
+        return Begun(step, dispatchers, executor, devices.trace, scale, start_s)
 
     def end(self, begun: "Begun") -> Result:
         """Returns the result of a step that was driven to its end."""
@@ -380,8 +383,7 @@ class Pipeline:
             least = self.compiler.least_residuals(graph, _layouts(feeds))
             policies.dispatchers(graph, self.policy, least)
 
-    def _devices(self, graph: PipelineGraph) -> Devices:
-        start_s = time.perf_counter()
+    def _devices(self, graph: PipelineGraph, start_s: float) -> Devices:
         if self.emulation is None:
             return RealDevices(graph, self._transport, start_s)
         costs = self.emulation.costs(graph)

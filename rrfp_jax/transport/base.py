@@ -39,6 +39,16 @@ class Tied(NamedTuple):
 Name = Message | Tied
 
 
+def describe(name: Name) -> str:
+    """Names a message in an error."""
+    if isinstance(name, Tied):
+        what = "gradient" if name.is_gradient else "value"
+        copies = f"copy {name.source} to copy {name.to}"
+        return f"the {what} of tied parameter {name.group} from {copies}"
+    _, stage, microbatch = name.source
+    return f"{name.source} (stage {stage}, microbatch {microbatch}) for stage {name.to}"
+
+
 class Expected(NamedTuple):
     """What a message brings.
 
@@ -88,7 +98,8 @@ class Transport(Protocol):
 
         Args:
           message: the payload's name; each may be used once a step.
-          payload: arrays on the sending rank.
+          payload: arrays on the sending rank. They may be donated, or deleted, once
+            their values exist and `arrived` was called since.
           shardings: where each of them is to lie on the receiving rank.
           due_s: on `time.perf_counter`, when it may be seen; only for emulation, which
             is on one machine.
@@ -107,7 +118,7 @@ class Transport(Protocol):
         ...
 
     def take(self, message: Name) -> list[jax.Array]:
-        """Hands over a payload that was sent here; its values may still be under way.
+        """Hands over a payload that is here; its values may still be under way.
 
         Raises:
           ProtocolError: no such message is here.

@@ -14,6 +14,10 @@ Nothing waits here. A letter of a later step is held until that step begins. One
 earlier step, one that came before, and one that is not what this process expects are
 errors that name it.
 
+On a CPU nothing is copied on the way into a letter: it holds the very memory of the
+array. That is safe even if the array is donated before the letter is out, since JAX
+donates no memory that NumPy holds too (`tests/transport`).
+
 Receive buffers are bounded. A rank's cotangents are bounded by what it has in flight
 itself, activations by what their sender has in flight. Nothing holds back a sender that
 has no backward, such as a frozen tower; so of each edge no more than `max_pulls`
@@ -24,7 +28,7 @@ for which the other edge of a join may wait.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,13 +36,11 @@ import numpy as np
 
 from rrfp_jax.errors import ProtocolError
 from rrfp_jax.transport import codec, pieces
-from rrfp_jax.transport.base import Arrival, Expected, Message, Name, Tied
+from rrfp_jax.transport.base import Arrival, Expected, Message, Name, Tied, describe
 from rrfp_jax.transport.in_process import InProcess
 from rrfp_jax.transport.mail import Letter, Mail
-from rrfp_jax.transport.pieces import Box
+from rrfp_jax.transport.pieces import Box, Key
 from rrfp_jax.transport.pulls import Pulls
-
-Key = tuple[int, Box]  # which array of the payload, and which part of it
 
 
 class Part(NamedTuple):
@@ -48,25 +50,45 @@ class Part(NamedTuple):
     data: Any  # a jax.Array; its type stub lacks `is_ready`
 
 
+class _Told(NamedTuple):
+    """What a letter says of a message.
+
+    Attributes:
+      message: its name.
+      due_s: see `Transport.send`.
+      sample_ids: of its microbatch, as the sender has it.
+      address: of the server that offers the parts; None if the letter brings them.
+      number: of the offer.
+      headers: of the parts, in the order of the letter's frames.
+    """
+
+    message: Name
+    due_s: float | None
+    sample_ids: tuple[int, ...]
+    address: str | None
+    number: int
+    headers: dict[Key, codec.ArrayHeader]
+
+
 @dataclasses.dataclass
 class _Incoming:
     """A message that this process expects, and what is here of it.
 
     Attributes:
       expected: what the step says it is to bring.
-      missing: parts of which no letter has told yet.
+      routes: by sender, the parts that it tells of.
+      missing: the senders whose letter has not come.
       parts: arrays, on the host or on a device of this process; perhaps under way.
       offers: what may be pulled and is not yet.
       due_s: see `Transport.send`.
-      senders: who has told of it.
     """
 
     expected: Expected
-    missing: set[Key]
+    routes: Mapping[int, Collection[Key]]
+    missing: set[int]
     parts: dict[Key, Any] = dataclasses.field(default_factory=dict)
     offers: list[tuple[str, int, list[Key]]] = dataclasses.field(default_factory=list)
     due_s: float | None = None
-    senders: set[int] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass
@@ -112,17 +134,24 @@ class CrossProcess:
         self._incoming: dict[Name, _Incoming] = {}
         self._known: set[Name] = set()  # that have begun to arrive
         self._payloads: dict[Name, list[jax.Array]] = {}
-        # By edge, payloads that are pulled and not taken.
-        self._num_pulled: collections.Counter[tuple[int, ...]] = collections.Counter()
+        # By edge, those that are pulled and not taken.
+        self._pulled: collections.defaultdict[tuple[int, ...], set[Name]] = (
+            collections.defaultdict(set)
+        )
 
     def begin(self, expects: Callable[[Name], Expected]) -> None:
-        """Starts the next step, with the letters of it that are here already."""
+        """Starts the next step, with the letters of it that are here already.
+
+        Whatever the last step has left here is dropped; what it has left to post is
+        not, since others may still be in that step.
+        """
         self._near.begin(expects)
         self._step += 1
         self._expects = functools.cache(expects)
-        self._sent.clear()
-        self._known.clear()
-        self._num_pulled.clear()
+        for names in (self._sent, self._known, self._pulled):
+            names.clear()
+        for payloads in (self._incoming, self._payloads):
+            payloads.clear()
         for letter in self._held.pop(self._step, []):
             self.on_letter(letter)
 
@@ -135,17 +164,22 @@ class CrossProcess:
     ) -> None:
         """Starts moving `payload`. Does not block."""
         if message in self._sent:
-            raise ProtocolError(f"{_print(message)} was sent twice.")
+            raise ProtocolError(f"{describe(message)} was sent twice.")
         self._sent.add(message)
         expected = self._expects(message)
         if {*expected.senders, *expected.receivers} == {self._process}:
             self._near.send(message, payload, shardings)
             return
-        for receiver, keys in _shares(expected, self._process).items():
-            parts = [
-                Part(key, _on_device(payload[key[0]], sender)) for key, sender in keys
-            ]
-            self._post(receiver, message, expected, parts, due_s)
+        plain = [pieces.plain(array) for array in payload]
+        for (sender, receiver), route in pieces.routes(
+            pieces.as_plain(expected)
+        ).items():
+            if sender == self._process:
+                parts = [
+                    Part(key, pieces.on_device(plain[key[0]], device))
+                    for key, device in route.items()
+                ]
+                self._post(receiver, message, expected, parts, due_s)
 
     def flush(self) -> bool:
         """Posts what waits for its value; returns whether more does."""
@@ -172,7 +206,7 @@ class CrossProcess:
                 continue
             if all(map(_is_here, incoming.parts.values())):
                 del self._incoming[message]
-                self._payloads[message] = _assembled(incoming)
+                self._payloads[message] = self._assembled(message, incoming)
                 found.append(Arrival(message, incoming.due_s))
         return found
 
@@ -184,9 +218,7 @@ class CrossProcess:
         """Hands over a payload."""
         if message not in self._payloads:
             return self._near.take(message)
-        edge = _edge(message)
-        if self._num_pulled[edge]:
-            self._num_pulled[edge] -= 1
+        self._pulled[_edge(message)].discard(message)
         return self._payloads.pop(message)
 
     def num_in_transit(self) -> int:
@@ -203,41 +235,32 @@ class CrossProcess:
         Raises:
           ProtocolError: it is not what this process expects.
         """
-        step, *name, due_s, sample_ids, address, number, parts = letter.body
-        message = _read_name(name)
+        step, told = _read(letter)
         if step > self._step:
             self._held.setdefault(step, []).append(letter)
             return
-        where = f"{_print(message)} of step {step}, from process {letter.sender}"
+        where = f"{describe(told.message)} of step {step}, from process {letter.sender}"
         if step < self._step:
             raise ProtocolError(f"{where}, comes in step {self._step}: too late.")
-        incoming = self._expect(message, where)
-        if letter.sender in incoming.senders:
-            raise ProtocolError(f"{where}, came twice.")
-        incoming.senders.add(letter.sender)
-        if due_s is not None:
-            incoming.due_s = max(due_s, incoming.due_s or due_s)
+        incoming = self._expect(told.message, letter.sender, where)
+        incoming.missing.remove(letter.sender)
+        if told.due_s is not None:
+            incoming.due_s = max(told.due_s, incoming.due_s or told.due_s)
         expected = incoming.expected
-        if sample_ids != expected.sample_ids:
+        if told.sample_ids != expected.sample_ids:
             raise ProtocolError(
-                f"{where}, was computed from the samples {sample_ids}; here that "
+                f"{where}, was computed from the samples {told.sample_ids}; here that "
                 f"microbatch is {expected.sample_ids}.\n  Give all processes the same "
                 "data, and the same --config.data.seed."
             )
-        frames = iter(letter.frames)
-        pulled: list[Key] = []
-        for index, box, header in parts:
-            key = (index, box)
-            _check_part(key, codec.read_header(header), incoming, where)
-            incoming.missing.remove(key)
-            if address is None:
-                found = codec.read_header(header)
-                incoming.parts[key] = codec.read_array(found, next(frames))
-            else:
-                pulled.append(key)
-        if pulled:
-            incoming.offers.append((address, number, pulled))
-            self._pull(message, incoming)
+        _check(told.headers, incoming.routes[letter.sender], expected, where)
+        if told.address is None:
+            rows = zip(told.headers.items(), letter.frames, strict=True)
+            for (key, header), frame in rows:
+                incoming.parts[key] = codec.read_array(header, frame)
+        else:
+            incoming.offers.append((told.address, told.number, list(told.headers)))
+            self._pull(told.message, incoming)
 
     def _post(
         self,
@@ -263,36 +286,60 @@ class CrossProcess:
             body = [*head, None, 0, told]
             self._outgoing.append(_Outgoing(receiver, body, list(parts)))
 
-    def _expect(self, message: Name, where: str) -> _Incoming:
+    def _expect(self, message: Name, sender: int, where: str) -> _Incoming:
         found = self._incoming.get(message)
         if found is None:
             if message in self._known:
                 raise ProtocolError(f"{where}, came twice.")
             self._known.add(message)
             try:
-                expected = self._expects(message)
+                expected = pieces.as_plain(self._expects(message))
             except KeyError as error:
                 raise ProtocolError(f"{where}, is not expected here.") from error
-            missing = set(_needed(expected, self._process))
-            found = self._incoming[message] = _Incoming(expected, missing)
+            ways = {
+                process: route
+                for (process, receiver), route in pieces.routes(expected).items()
+                if receiver == self._process
+            }
+            found = self._incoming[message] = _Incoming(expected, ways, set(ways))
+        if sender not in found.routes:
+            raise ProtocolError(
+                f"{where}, is not expected from there, but from {sorted(found.routes)}."
+            )
+        if sender not in found.missing:
+            raise ProtocolError(f"{where}, came twice.")
         return found
+
+    def _assembled(self, message: Name, incoming: _Incoming) -> list[jax.Array]:
+        found: list[dict[Box, Any]] = [{} for _ in incoming.expected.avals]
+        for (index, box), part in incoming.parts.items():
+            found[index][box] = part
+        plain, whole = incoming.expected, self._expects(message)
+        rows = zip(found, plain.targets, plain.avals, whole.avals, strict=True)
+        return [
+            pieces.restored(pieces.assemble(parts, target, aval), as_sent.dtype)
+            for parts, target, aval, as_sent in rows
+        ]
 
     def _pull(self, message: Name, incoming: _Incoming) -> None:
         """Begins to pull what is offered, unless too much is here already."""
-        edge = _edge(message)
-        if not self._may_pull(message, edge):
+        pulled = self._pulled[_edge(message)]
+        if message not in pulled and not self._may_pull(message, len(pulled)):
             return
         assert self._pulls is not None, "a peer offers what this process cannot pull"
-        self._num_pulled[edge] += 1
+        pulled.add(message)
         for address, number, keys in incoming.offers:
-            wanted = [_wanted(key, incoming.expected) for key in keys]
+            wanted = [
+                pieces.wanted(key, incoming.expected, self._process) for key in keys
+            ]
             arrays = self._pulls.pull(address, number, wanted)
             incoming.parts.update(zip(keys, arrays, strict=True))
         incoming.offers.clear()
 
-    def _may_pull(self, message: Name, edge: tuple[int, ...]) -> bool:
-        if self._num_pulled[edge] < self._max_pulls or isinstance(message, Tied):
+    def _may_pull(self, message: Name, num_pulled: int) -> bool:
+        if num_pulled < self._max_pulls or isinstance(message, Tied):
             return True
+        edge = _edge(message)
         there = [m for m in (*self._incoming, *self._payloads) if _edge(m) == edge]
         return message == min(there)
 
@@ -305,85 +352,28 @@ def _is_here(part: Any) -> bool:
     return isinstance(part, np.ndarray) or bool(part.is_ready())
 
 
-def _all_pieces(expected: Expected) -> Iterator[tuple[int, pieces.Piece]]:
-    rows = zip(expected.avals, expected.sources, expected.targets, strict=True)
-    for index, (aval, source, target) in enumerate(rows):
-        for piece in pieces.pieces(source, target, aval.shape):
-            yield index, piece
-
-
-def _shares(
-    expected: Expected, process: int
-) -> Mapping[int, list[tuple[Key, jax.Device]]]:
-    """Returns, by receiver, what this process is to send, and from which device."""
-    found: dict[int, list[tuple[Key, jax.Device]]] = {}
-    if not expected.avals and process == expected.senders[0]:
-        return {receiver: [] for receiver in expected.receivers}  # it has come to be
-    for index, piece in _all_pieces(expected):
-        if piece.sender.process_index == process:
-            share = found.setdefault(piece.receiver, [])
-            share.append(((index, piece.box), piece.sender))
-    return found
-
-
-def _needed(expected: Expected, process: int) -> list[Key]:
-    """Returns what this process is to be sent."""
-    return [
-        (index, piece.box)
-        for index, piece in _all_pieces(expected)
-        if piece.receiver == process
-    ]
-
-
-def _on_device(array: jax.Array, device: jax.Device) -> Any:
-    if array.is_fully_addressable and len(array.sharding.device_set) == 1:
-        return array
-    return next(s.data for s in array.addressable_shards if s.device == device)
-
-
-def _wanted(key: Key, expected: Expected) -> jax.ShapeDtypeStruct:
-    """Returns a part as it is pulled: onto one device here that needs it."""
-    index, box = key
-    aval, target = expected.avals[index], expected.targets[index]
-    mine = [
-        (device, need)
-        for device, need in pieces.boxes(target, aval.shape)
-        if device.process_index == jax.process_index()
-    ]
-    needing = [device for device, need in mine if need == box]
-    device = needing[0] if needing else mine[0][0]
-    return jax.ShapeDtypeStruct(
-        pieces.shape_of(box),
-        aval.dtype,
-        sharding=jax.sharding.SingleDeviceSharding(device),
-    )
-
-
-def _assembled(incoming: _Incoming) -> list[jax.Array]:
-    expected = incoming.expected
-    by_array: list[dict[Box, Any]] = [{} for _ in expected.avals]
-    for (index, box), part in incoming.parts.items():
-        by_array[index][box] = part
-    rows = zip(by_array, expected.targets, expected.avals, strict=True)
-    return [pieces.assemble(*row) for row in rows]
-
-
-def _check_part(
-    key: Key, header: codec.ArrayHeader, incoming: _Incoming, where: str
+def _check(
+    headers: dict[Key, codec.ArrayHeader],
+    wanted: Collection[Key],
+    expected: Expected,
+    where: str,
 ) -> None:
-    index, box = key
-    avals = incoming.expected.avals
-    if key not in incoming.missing:
-        known = [(aval.dtype.name, aval.shape) for aval in avals]
-        raise ProtocolError(
-            f"{where}, brings {header.dtype.name}{list(header.shape)} as array {index} "
-            f"at {box}; expected are {known}."
+    """Checks that a letter tells of the parts that it is to tell of."""
+    avals = [f"{aval.dtype.name}{list(aval.shape)}" for aval in expected.avals]
+    for key, header in headers.items():
+        index, box = key
+        found = (
+            f"{where}, has {header.dtype.name}{list(header.shape)} for array {index}"
         )
-    wanted = (avals[index].dtype, pieces.shape_of(box))
-    if header != wanted:
+        if key not in wanted:
+            raise ProtocolError(f"{found} at {box}; the whole is to be {avals}.")
+        dtype, shape = expected.avals[index].dtype, pieces.shape_of(box)
+        if header != (dtype, shape):
+            raise ProtocolError(f"{found}; expected {dtype.name}{list(shape)}.")
+    if len(headers) != len(wanted):
         raise ProtocolError(
-            f"{where}, has {header.dtype.name}{list(header.shape)} for array {index}; "
-            f"expected {wanted[0].name}{list(wanted[1])}."
+            f"{where}, has {len(headers)} of {len(wanted)} parts; the whole is to be "
+            f"{avals}."
         )
 
 
@@ -400,22 +390,29 @@ def _pack_name(message: Name) -> list[Any]:
     return ["task", [message.source, message.to]]
 
 
-def _read_name(name: Sequence[Any]) -> Name:
-    match name:
-        case ("tied" | "task" as what, fields):
-            if what == "tied":
-                return Tied(*fields)
+def _read(letter: Letter) -> tuple[int, _Told]:
+    """Returns the step that a letter is of, and what it says.
+
+    Raises:
+      ProtocolError: it is malformed.
+    """
+    try:
+        step, what, fields, *rest, parts = letter.body
+        headers = {
+            (index, box): codec.read_header(header) for index, box, header in parts
+        }
+        name: Name
+        if what == "tied":
+            name = Tied(*fields)
+        else:
             source, to = fields
-            return Message(codec.read_task(source), to)
-    raise ProtocolError(f"A peer sent {name!r} for the name of a message.")
-
-
-def _print(message: Name) -> str:
-    if isinstance(message, Tied):
-        what = "gradient" if message.is_gradient else "value"
-        return f"the {what} of tied parameter {message.group} for copy {message.to}"
-    _, stage, microbatch = message.source
-    return (
-        f"{message.source} (stage {stage}, microbatch {microbatch}) for stage "
-        f"{message.to}"
-    )
+            name = Message(codec.read_task(source), to)
+        due_s, sample_ids, address, number = rest
+        if address is None and len(headers) != len(letter.frames):
+            raise ValueError(f"{len(letter.frames)} frames")
+        return int(step), _Told(name, due_s, sample_ids, address, number, headers)
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"Process {letter.sender} has sent {letter.body!r}, which tells of no "
+            "message. Do all processes run the same version?"
+        ) from error

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from rrfp_jax.errors import ProtocolError
-from rrfp_jax.transport.base import Arrival, Expected, Name
+from rrfp_jax.transport.base import Arrival, Expected, Name, describe
 
 
 class InProcess:
@@ -41,7 +41,7 @@ class InProcess:
         """Starts the copies. Does not block."""
         del due_s  # the machine that emulates the link keeps the time of its arrival
         if message in self._names:
-            raise ProtocolError(f"{message.source} was sent to {message.to} twice.")
+            raise ProtocolError(f"{describe(message)} was sent twice.")
         self._names.add(message)
         moved = jax.device_put(list(payload), list(shardings)) if payload else []
         self._payloads[message] = moved
@@ -67,9 +67,7 @@ class InProcess:
         try:
             return self._payloads.pop(message)
         except KeyError as error:
-            raise ProtocolError(
-                f"{message.source} is not here for {message.to}."
-            ) from error
+            raise ProtocolError(f"{describe(message)} is not here.") from error
 
     def num_in_transit(self) -> int:
         """Returns how many messages have not been reported as arrived."""

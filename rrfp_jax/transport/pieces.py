@@ -1,7 +1,7 @@
-"""Which device sends what to whom when a value goes from one mesh to another.
+"""Which device sends what to whom when values go from one mesh to another.
 
 Both sides work this out alone and agree, since all it depends on is known to both: the
-two shardings and the shape. A value whose parts are cut alike on both sides travels
+two shardings and the shapes. A value whose parts are cut alike on both sides travels
 part by part between single devices, none of them twice to one process; one that is cut
 differently (tensor-parallel or data-parallel ways differ) is put together anew from the
 parts that overlap.
@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rrfp_jax.transport.base import Expected
+
 Box = tuple[tuple[int, int], ...]  # for each axis: from, to
+Key = tuple[int, Box]  # which array of a payload, and which part of it
 
 
 class Piece(NamedTuple):
@@ -31,13 +34,36 @@ class Piece(NamedTuple):
     receiver: int
 
 
+def routes(expected: Expected) -> dict[tuple[int, int], dict[Key, jax.Device]]:
+    """Returns which process tells which of what: by sender and receiver, the parts.
+
+    The devices are those that have them. A receiver for which there is no part, since
+    the message has no arrays or none with elements, is told so by the first sender.
+    """
+    found: dict[tuple[int, int], dict[Key, jax.Device]] = {}
+    rows = zip(expected.avals, expected.sources, expected.targets, strict=True)
+    for index, (aval, source, target) in enumerate(rows):
+        for box, device, receiver in pieces(source, target, aval.shape):
+            route = found.setdefault((device.process_index, receiver), {})
+            route[index, box] = device
+    told = {receiver for _, receiver in found}
+    for receiver in expected.receivers:
+        if receiver not in told:
+            found[expected.senders[0], receiver] = {}
+    return found
+
+
 @functools.lru_cache(maxsize=4096)  # few shapes, again in each microbatch
 def pieces(
     source: jax.sharding.Sharding,
     target: jax.sharding.Sharding,
     shape: tuple[int, ...],
 ) -> tuple[Piece, ...]:
-    """Returns all parts that have to travel, those within a process included."""
+    """Returns all parts that have to travel, those within a process included.
+
+    What a process has itself comes from there. Else those that have the same take
+    turns, over receivers and parts.
+    """
     owners: dict[Box, list[jax.Device]] = {}
     for device, box in boxes(source, shape):
         owners.setdefault(box, []).append(device)
@@ -46,17 +72,18 @@ def pieces(
         needs.setdefault(device.process_index, []).append(box)
     found = []
     for number, receiver in enumerate(sorted(needs)):
-        for box, devices in sorted(owners.items()):
+        for place, (box, devices) in enumerate(sorted(owners.items())):
             if any(overlap(box, need) is not None for need in needs[receiver]):
                 near = [d for d in devices if d.process_index == receiver]
-                sender = near[0] if near else devices[number % len(devices)]
+                sender = near[0] if near else devices[(number + place) % len(devices)]
                 found.append(Piece(box, sender, receiver))
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
 def boxes(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...]
-) -> list[tuple[jax.Device, Box]]:
+) -> tuple[tuple[jax.Device, Box], ...]:
     """Returns the part of each device, by the order of their ids."""
     indices = sharding.devices_indices_map(shape)
     found = [
@@ -68,7 +95,7 @@ def boxes(
         )
         for device, index in indices.items()
     ]
-    return sorted(found, key=lambda each: each[0].id)
+    return tuple(sorted(found, key=lambda each: each[0].id))
 
 
 def overlap(one: Box, other: Box) -> Box | None:
@@ -82,6 +109,31 @@ def overlap(one: Box, other: Box) -> Box | None:
 def shape_of(box: Box) -> tuple[int, ...]:
     """Returns the shape of what a box cuts out."""
     return tuple(b - a for a, b in box)
+
+
+def on_device(array: jax.Array, device: jax.Device) -> Any:
+    """Returns the part of an array that a device of this process has."""
+    if array.is_fully_addressable and len(array.sharding.device_set) == 1:
+        return array
+    return next(s.data for s in array.addressable_shards if s.device == device)
+
+
+def wanted(key: Key, expected: Expected, process: int) -> jax.ShapeDtypeStruct:
+    """Returns a part as it is pulled: onto one device of the process that needs it."""
+    index, box = key
+    aval, target = expected.avals[index], expected.targets[index]
+    mine = [
+        (device, need)
+        for device, need in boxes(target, aval.shape)
+        if device.process_index == process
+    ]
+    needing = [device for device, need in mine if need == box]
+    device = needing[0] if needing else mine[0][0]
+    return jax.ShapeDtypeStruct(
+        shape_of(box),
+        aval.dtype,
+        sharding=jax.sharding.SingleDeviceSharding(device),
+    )
 
 
 def assemble(
@@ -118,3 +170,35 @@ def _pasted(parts: dict[Box, Any], box: Box, dtype: Any) -> np.ndarray[Any, Any]
 def _within(shared: Box, box: Box) -> tuple[slice, ...]:
     pairs: Sequence[Any] = list(zip(shared, box, strict=True))
     return tuple(slice(a - start, b - start) for (a, b), (start, _) in pairs)
+
+
+# Keys of `jax.random` travel as the numbers that they consist of, which lie as they do.
+
+
+def plain(array: jax.Array) -> jax.Array:
+    """Returns the numbers of keys; any other array as it is."""
+    return jax.random.key_data(array) if _is_key(array.dtype) else array
+
+
+def as_plain(expected: Expected) -> Expected:
+    """Returns what a message brings when all of its arrays are plain."""
+    if not any(_is_key(aval.dtype) for aval in expected.avals):
+        return expected
+    avals = [
+        jax.eval_shape(jax.random.key_data, aval) if _is_key(aval.dtype) else aval
+        for aval in expected.avals
+    ]
+    return expected._replace(avals=avals)
+
+
+def restored(array: jax.Array, dtype: Any) -> jax.Array:
+    """Returns what was made plain as it was."""
+    if not _is_key(dtype):
+        return array
+    impl = jax.random.key_impl(jax.numpy.empty((0,), dtype))
+    keys: jax.Array = jax.random.wrap_key_data(array, impl=impl)
+    return keys
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
