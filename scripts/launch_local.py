@@ -43,6 +43,11 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
+def tether() -> list[str]:
+    """Returns what to put before a command, so that it ends when this thread does."""
+    return [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
+
+
 class _Process:
     """One of the processes: its pidfd and its output."""
 
@@ -53,9 +58,8 @@ class _Process:
         env: Mapping[str, str],
         out: IO[bytes],
     ) -> None:
-        tethered = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
         self._popen = subprocess.Popen(
-            [*tethered, *command],
+            [*tether(), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,11 +93,11 @@ class _Process:
         os.killpg(self._popen.pid, signal.SIGKILL)
 
     def finish(self) -> int:
-        """Ends what is left of one that has ended; returns its status as a shell's."""
+        """Ends what is left of one that has ended; returns its status, or -signal."""
         self.kill()
         status = self._popen.wait()
         os.close(self.pidfd)
-        return 128 - status if status < 0 else status
+        return status
 
 
 class _Launch:
@@ -155,11 +159,11 @@ class _Launch:
         status = process.finish()
         if status:
             how = f"ended with status {status}"
-            if status > 128:
-                how += f" ({signal.Signals(status - 128).name})"
+            if status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
             self._say(f"process {process.number} {how}.")
             if not self._status:
-                self._status = status
+                self._status = 128 - status if status < 0 else status
                 self._verdict = f"process {process.number} failed first: it {how}."
             self._start_grace()
 

@@ -163,6 +163,20 @@ SHAPES = {
         {"data.batch_size": 16, "mesh.data": 4}, "num_ranks=4", "4 devices", "16 devices"
     ),
     "rows": lm({"mesh.data": 4}, "mesh.data=4", "2 rows"),
+    "replicas": lm({"mesh.replicas": 3}, "mesh.replicas=3", "batch_size=8"),
+    "microbatches of a replica": lm(
+        {"mesh.replicas": 4}, "num_microbatches=4", "batch_size=2 of each of 4"
+    ),
+    "tower mesh": mm(
+        {"mesh.vision_model": 2, "pipeline.balance": "measured"}, "vision_model=2"
+    ),
+    "no process": lm(
+        {"cluster.coordinator": "host:1"}, "coordinator='host:1'", "process_id", "-1"
+    ),
+    "no coordinator": lm({"cluster.num_processes": 4}, "num_processes=4", "HOST:PORT"),
+    "way of payloads": lm({"cluster.payloads": "pigeon"}, "'pigeon'", "transfer"),
+    "no time": lm({"cluster.peer_timeout_s": 0.0}, "peer_timeout_s=0.0", "above 0"),
+    "agreement": lm({"pipeline.agreement": "vote"}, "'vote'", "intersection"),
     "shards": lm(
         {"mesh.model": 3, "pipeline.num_ranks": 2},
         "mesh.model=3",

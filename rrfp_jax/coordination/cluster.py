@@ -17,8 +17,10 @@ cause is known and printed.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -218,10 +220,10 @@ def _join(whereabouts: Whereabouts) -> Cluster:
         cluster.describe,
         timeout_s,
         whereabouts.stall_timeout_s,
-        on_fatal=_exit_with,
+        on_fatal=functools.partial(last_words.leave, status=1),
     )
     cluster.heartbeat = heartbeat
-    cluster.desk = Desk(process, letters, heartbeat.check)
+    cluster.desk = Desk(process, letters, heartbeat.check, heartbeat.progress)
     heartbeat.start()
     last_words.on_abort(lambda: heartbeat.report(RuntimeError(_ABORTED), ""))
     _verify_devices(process)
@@ -245,10 +247,21 @@ def _leave(cluster: Cluster) -> None:
 def _fail(cluster: Cluster, error: BaseException) -> NoReturn:
     """Prints what went wrong here, then the first cause of all, and exits."""
     assert cluster.heartbeat is not None
-    if not isinstance(error, ConfigError | SystemExit | KeyboardInterrupt):
-        traceback.print_exception(error)
-    where = "; ".join(getattr(error, "__notes__", ()))
-    _exit_with(cluster.heartbeat.report(error, where), _status(error))
+    with contextlib.suppress(OSError):  # as where the disk of the log is full
+        if isinstance(error, ConfigError):
+            sys.stderr.write(f"ConfigError: {error}\n")
+        elif not isinstance(error, SystemExit | KeyboardInterrupt):
+            traceback.print_exception(error)
+    text = cluster.heartbeat.report(error, _where(error))
+    last_words.leave(text, _status(error))
+
+
+def _where(error: BaseException) -> str:
+    """Returns what the runtime has noted on an error; the numbers of tasks in words."""
+    notes = getattr(error, "__notes__", ())
+    ours = [note for note in notes if "\n" not in note]  # JAX's has several lines
+    task = r"\b(\d+)[FBW](\d+) on rank \d+"
+    return re.sub(task, r"\g<0> (stage \1, microbatch \2)", ", ".join(ours))
 
 
 def _status(error: BaseException) -> int:
@@ -260,14 +273,6 @@ def _status(error: BaseException) -> int:
         case SystemExit(code=int(code)):
             return code
     return 1
-
-
-def _exit_with(text: str, status: int = 1) -> NoReturn:
-    """Leaves at once: an orderly end would wait for those that are gone."""
-    sys.stdout.flush()
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-    os._exit(status)
 
 
 class _Store:

@@ -25,12 +25,20 @@ class Desk:
       process: its index.
       mail: introduced to all others.
       check: raises what has ended the run elsewhere; called while waiting.
+      progress: is told when this process begins to wait for others, and when it ends.
     """
 
-    def __init__(self, process: int, mail: Mail, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        process: int,
+        mail: Mail,
+        check: Callable[[], None],
+        progress: Callable[[bool], None] = lambda is_idle: None,
+    ) -> None:
         self.process = process
         self.mail = mail
         self._check = check
+        self._progress = progress
         self._handlers: dict[str, Handler] = {}
         self.handle("gather", self._gathered)
         # (members, number) -> what each of them said.
@@ -58,10 +66,16 @@ class Desk:
         self.mail.wait(min(longest_s, _LONGEST_WAIT_S))
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Reads mail until something has become true."""
+        """Reads mail until something has become true, which only others can make so."""
+        is_resting = False
         while not is_done():
-            if not self.poll():
-                self.sleep(_LONGEST_WAIT_S)
+            if self.poll():
+                continue
+            if not is_resting:
+                is_resting = True
+                self._progress(True)  # once: it is no progress that nothing happens
+            self.sleep(_LONGEST_WAIT_S)
+        self._progress(False)
 
     def all_gather(self, value: Any, members: Sequence[int]) -> list[Any]:
         """Returns the values of all members, in their order.

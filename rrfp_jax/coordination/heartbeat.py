@@ -8,13 +8,15 @@ first cause, but when the network falls into parts.
 A process that dies with an error reports it, and stays until it knows the verdict; so
 does process 0 until all others have confirmed that they know it (or are lost, or time
 is up): they would have nobody to hear it from. A process whose main thread does not
-come for the verdict, since it hangs in a collective with the dead, is ended by the
-thread. When process 0 has said goodbye, nobody watches any more.
+report soon after a verdict, since it hangs in a collective with the dead or in what it
+cleans up, is ended by the thread. When process 0 has said goodbye, nobody watches any
+more.
 
 The mail is not the one of the payloads: this thread owns it, and answers while the main
 thread compiles.
 """
 
+import contextlib
 import math
 import threading
 import time
@@ -63,7 +65,7 @@ class Heartbeat:
           peer_timeout_s: how long a process may be silent.
           stall_timeout_s: how long all of them may be idle together.
           on_fatal: called by the thread with the first cause, if the main thread does
-            not come for it; is to end the process.
+            not report once there is one; is to end the process.
           grace_s: how long the thread waits for the main thread.
         """
         self._process, self._mail, self._describe = process, mail, describe
@@ -82,7 +84,7 @@ class Heartbeat:
         # Written by the main thread, each as a whole:
         self._state = (0, False)  # progress, is_idle
         self._failure: Failed | None = None
-        self._has_come = False  # for the verdict
+        self._is_ending = False  # by itself, or by `on_fatal`
         self._stopped_s = math.inf  # when it was told to stop
         # Written by the thread:
         self._verdict: Verdict | None = None
@@ -123,29 +125,28 @@ class Heartbeat:
           StallError: all of them wait for each other.
         """
         if self._verdict is not None:
-            self._has_come = True
             raise self._verdict.error()
 
     def report(self, error: BaseException, where: str) -> str:
         """Tells the others that this process ends with an error. From any thread.
 
         Waits, at most `peer_timeout_s` and two seconds, until the first cause is known
-        here and wherever it is to be heard from here.
+        here and wherever it is to be heard from here. Ctrl-C ends the wait.
 
         Args:
           error: what ends this process.
-          where: what it was doing, to stand in the message; may be empty.
+          where: what it was doing, to stand before the error; may be empty.
 
         Returns:
           The first cause of all, to be printed last.
         """
-        self._has_come = True
-        cause = f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]
-        if where:
-            cause += f"\n  {where}"
+        self._is_ending = True
+        cause = f"{where}: " if where else ""
+        cause += f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE]
         self._failure = Failed(self._process, cause, is_consequence(error))
         self._mail.wake()
-        self._is_settled.wait(self._peer_timeout_s + _PATIENCE_S)
+        with contextlib.suppress(KeyboardInterrupt):
+            self._is_settled.wait(self._peer_timeout_s + _PATIENCE_S)
         if self._verdict is not None:
             return self._verdict.text
         return f"{self._describe(self._process)} failed: {cause}"
@@ -253,6 +254,6 @@ class Heartbeat:
             self._untold = set()
         if not self._untold:
             self._is_settled.set()
-        if not self._has_come and now_s >= self._verdict_s + self._grace_s:
-            self._has_come = True
+        if not self._is_ending and now_s >= self._verdict_s + self._grace_s:
+            self._is_ending = True
             self._on_fatal(self._verdict.text)

@@ -146,7 +146,7 @@ def test_a_failure_is_told_to_all_before_who_failed_is_gone(
     hearts = run.start(0, 1, 2)
     text = hearts[failing].report(ValueError("boom"), "in step 7")
     assert text == (
-        f"process {failing} (rank {failing}) failed: ValueError: boom\n  in step 7"
+        f"process {failing} (rank {failing}) failed: in step 7: ValueError: boom"
     )
     for process in {0, 1, 2} - {failing} if failing == 0 else {0}:
         with pytest.raises(RemoteError) as caught:
@@ -206,7 +206,7 @@ def test_a_main_thread_that_does_not_come_is_ended(make_run):
     """It hangs in a collective, perhaps. Who did come ends on its own."""
     run = make_run(3, peer_s=0.5, grace_s=0.2)
     zero, one = run.start(0, 1)
-    verdict_of(one)
+    one.report(BROKEN, "")
     until(lambda: run.fatal[0])
     zero.stop()
     one.stop()

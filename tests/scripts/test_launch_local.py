@@ -161,7 +161,7 @@ sys.exit(3)
 def test_a_process_that_was_killed_has_the_status_that_a_shell_gives_it():
     status, output = launched(["import os; os.kill(os.getpid(), 9)"])
     assert status == 128 + 9
-    assert "process 0 failed first: it ended with status 137 (SIGKILL)." in output
+    assert "process 0 failed first: it was killed by SIGKILL." in output
 
 
 def test_a_command_that_does_not_exist_fails():
@@ -174,7 +174,7 @@ def test_a_stuck_process_is_killed_once_another_has_failed():
     status, output = launched([STUCK, "import sys; sys.exit(5)"], grace_s=0.5)
     assert status == 5
     assert "killing 0, still there 0.5 s later." in output
-    assert "process 0 ended with status 137 (SIGKILL)." in output
+    assert "process 0 was killed by SIGKILL." in output
 
 
 def test_the_children_of_a_process_end_with_it(tmp_path: pathlib.Path):

@@ -16,6 +16,9 @@ Train = Callable[..., Reference]
 
 FIXED = {"pipeline.order": "fixed", "pipeline.hint": "1f1b"}
 TWO_RANKS = {"pipeline.num_ranks": 2}
+# Two pipelines of two microbatches each.
+REPLICAS = {"mesh.replicas": 2, "pipeline.num_microbatches": 2, **TWO_RANKS}
+ZERO = {"optimizer.shard_state": True}
 BFLOAT16 = {"model.language.compute_dtype": "bfloat16"}
 V_SHAPED = {"pipeline.placement": "v_shaped", **TWO_RANKS}
 INTERLEAVED = {
@@ -80,6 +83,8 @@ def check(
             **TWO_RANKS,
         },
         {**V_SHAPED, **BFW_MEMORY},
+        REPLICAS,
+        pytest.param({**REPLICAS, **ZERO, "mesh.data": 2}, marks=pytest.mark.slow),
         pytest.param({**V_SHAPED, "mesh.data": 2}, marks=pytest.mark.slow),
         pytest.param({**INTERLEAVED, **FIXED, "mesh.model": 2}, marks=pytest.mark.slow),
         # A mean of means would differ: microbatches hold different numbers of tokens.
@@ -107,6 +112,9 @@ def test_a_text_pipeline_trains_as_one_process_does(
             "pipeline.deterministic": True,
             **TWO_RANKS,
         },
+        # The tower on ranks of one device, the language model on ranks of two.
+        {"mesh.model": 2, "mesh.vision_model": 1},
+        {**REPLICAS, **ZERO, "mesh.model": 2},
         pytest.param(
             {"model.recompute": "stage", "mesh.data": 2}, marks=pytest.mark.slow
         ),

@@ -1,11 +1,13 @@
-"""Mail between processes that are all in this one, with real sockets."""
+"""Mail between processes that are all in this one, and ends of a transport."""
 
+import socket
 import time
 
 import pytest
 import zmq
 
 from rrfp_jax.transport.mail import Address, Mail
+from tests.transport import nodes
 
 PATIENCE_S = 30.0  # how long a test waits in vain; no assertion depends on it
 
@@ -51,18 +53,18 @@ def dealer():
     sockets = []
 
     def connect(address, keys=None, server_key=None):
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
+        one = context.socket(zmq.DEALER)
+        one.linger = 0
         if keys is not None:
-            socket.curve_publickey, socket.curve_secretkey = keys
-            socket.curve_serverkey = server_key or address.public_key.encode()
-        socket.connect(address.endpoint)
-        sockets.append(socket)
-        return socket
+            one.curve_publickey, one.curve_secretkey = keys
+            one.curve_serverkey = server_key or address.public_key.encode()
+        one.connect(address.endpoint)
+        sockets.append(one)
+        return one
 
     yield connect
-    for socket in sockets:
-        socket.close()
+    for each in sockets:
+        each.close()
     context.term()
 
 
@@ -75,3 +77,28 @@ def rogue(open_mail, dealer):
     one.introduce(addresses)
     peer.introduce(addresses)
     return one, peer, dealer(one.address, keys)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A node that is both ends."""
+    node = nodes.Node()
+    yield node
+    node.close()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two nodes, each in a process of its own with two devices."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    both = [nodes.Far(process, 2, coordinator) for process in range(2)]
+    try:
+        addresses = [node.address() for node in both]
+        for node in both:
+            node.introduce(addresses)
+        yield both
+    finally:
+        for node in reversed(both):
+            node.close()

@@ -8,6 +8,7 @@ message brings in terms that every process knows.
 import dataclasses
 import gc
 import multiprocessing
+import os
 import time
 import weakref
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax.coordination.desk import Desk
 from rrfp_jax.runtime import placing
-from rrfp_jax.transport.base import Expected, Name, Transport
+from rrfp_jax.transport.base import Arrival, Expected, Name, Transport
 from rrfp_jax.transport.cross_process import CrossProcess
 from rrfp_jax.transport.in_process import InProcess
 from rrfp_jax.transport.mail import Address, Mail
 from rrfp_jax.transport.pulls import Pulls
 
-PATIENCE_S = 60.0  # how long a test waits in vain; no assertion depends on it
+PATIENCE_S = 10.0  # how long a test waits in vain; no assertion depends on it
 PAUSE_S = 1e-3
 
 
@@ -112,12 +113,14 @@ class Node:
             self.introduce([self._mail.address])
         self._pulls: Pulls | None = None
         self._num_opened = 0
+        self._way = ""
         self.transport: Transport = InProcess()
         self._table: dict[Name, Bring] = {}
         self._late: Any = None
         self._letters: list[Any] = []
-        self._watched: list[weakref.ref[Any]] = []
-        self._kept: list[Any] = []
+        self._watched: dict[Name, list[weakref.ref[Any]]] = {}
+        self._made: dict[Name, list[jax.Array]] = {}  # that are to be sent
+        self._found: list[Arrival] = []
 
     def address(self) -> Address:
         return self._mail.address
@@ -125,10 +128,13 @@ class Node:
     def introduce(self, addresses: Sequence[Address]) -> None:
         self._mail.introduce(addresses)
 
+    def close(self) -> None:
+        self._mail.close()
+
     def open(self, way: str, max_pulls: int = 32, host_limit_bytes: int = 0) -> None:
         """Begins with a new transport, and its first step without any messages."""
         self._num_opened += 1
-        self._table, self._watched, self._kept = {}, [], []
+        self._way, self._table, self._watched = way, {}, {}
         if way == "in_process":
             self.transport = InProcess()
             return
@@ -144,9 +150,15 @@ class Node:
         self._table = table
         self.transport.begin(self._expects)
 
+    def expect(self, table: dict[Name, Bring]) -> None:
+        """Takes other messages for those of the present step."""
+        self._table = table
+        assert isinstance(self.transport, CrossProcess)
+        self.transport._expects = self._expects
+
     def _expects(self, name: Name) -> Expected:
         expected = self._table[name].expected()
-        if self.is_alone and isinstance(self.transport, CrossProcess):
+        if self._way == "letters":
             # As if another process had a part in the sender: so it goes by letter.
             return expected._replace(senders=(0, 1))
         return expected
@@ -154,32 +166,37 @@ class Node:
     def send(self, name: Name, is_late: bool = False, is_donated: bool = False) -> None:
         """Sends what the table says; late: once the late value exists."""
         expected = self._expects(name)
-        made = [_made(value) for value in self._table[name].values]
-        payload = placing.put(made, expected.sources)
         if is_late:
-            payload = [self._late_copy(array) for array in payload]
-        shardings = expected.targets
-        self._watched += [weakref.ref(array) for array in payload]
-        self.transport.send(name, payload, shardings)
+            payload = jax.device_put([self._late], expected.sources)
+        else:
+            payload = self._made.pop(name, None) or self._make(name)
+        self._watch(name, payload)
+        self.transport.send(name, payload, expected.targets)
         if is_donated:
             jax.block_until_ready(payload)
-            self.transport.arrived()
+            self._found += self.transport.arrived()
             for array in payload:
                 _overwritten(array).block_until_ready()
+
+    def _make(self, name: Name) -> list[jax.Array]:
+        made = [_made(value) for value in self._table[name].values]
+        payload: list[jax.Array] = placing.put(made, self._expects(name).sources)
+        return jax.block_until_ready(payload)
+
+    def _watch(self, name: Name, arrays: Sequence[jax.Array]) -> None:
+        self._watched.setdefault(name, []).extend(map(weakref.ref, arrays))
 
     def arrived(self) -> list[Name]:
         """Reads the mail, and returns what has arrived."""
         self._desk.poll()
-        return [arrival.message for arrival in self.transport.arrived()]
+        found, self._found = [*self._found, *self.transport.arrived()], []
+        return [arrival.message for arrival in found]
 
-    def wait_for(self, count: int) -> list[Name]:
-        """Returns the next `count` arrivals."""
-        found, deadline_s = [], time.monotonic() + PATIENCE_S
-        while len(found) < count:
-            found += self.arrived()
-            assert time.monotonic() < deadline_s, f"only {found} came"
-            self._mail.wait(PAUSE_S)
-        return found
+    def flush(self) -> None:
+        """Lets go all that was sent, but reads no mail."""
+        assert isinstance(self.transport, CrossProcess)
+        while self.transport.flush():
+            time.sleep(PAUSE_S)
 
     def read_letters(self, count: int) -> None:
         """Waits until so many letters more have been taken in."""
@@ -202,11 +219,9 @@ class Node:
         letter = self._letters[-1]
         self._desk._handlers[letter.kind](letter)
 
-    def take(self, name: Name, is_kept: bool = False) -> list[Taken]:
+    def take(self, name: Name) -> list[Taken]:
         expected, taken = self._table[name].expected(), self.transport.take(name)
-        self._watched += [weakref.ref(array) for array in taken]
-        if is_kept:
-            self._kept.append(taken)
+        self._watch(name, taken)
         rows = zip(taken, expected.avals, expected.targets, strict=True)
         return [_seen(*row) for row in rows]
 
@@ -221,28 +236,30 @@ class Node:
         assert isinstance(self.transport, CrossProcess)
         return sum(map(len, self.transport._pulled.values()))
 
-    def num_alive(self) -> int:
+    def num_alive(self, name: Name) -> int:
         """Returns how many of the arrays that were sent or taken there still are."""
         gc.collect()
-        return sum(reference() is not None for reference in self._watched)
+        return sum(reference() is not None for reference in self._watched.get(name, ()))
 
-    def launch_late(self) -> None:
+    def launch_late(self, *others: Name) -> None:
         """Launches what takes a few tenths of a second.
+
+        Makes others' payloads first, which would queue behind it.
 
         A long program is the only one that JAX runs beside the caller on a CPU: small
         ones, and those with host callbacks, run in the calling thread.
         """
+        self._made = {name: self._make(name) for name in others}
         x = jnp.full((700, 700), 0.001).block_until_ready()
         self._late = _slow()(x)
 
     def is_late_here(self) -> bool:
-        """Whether it exists."""
+        """Whether its value exists."""
         return bool(self._late.is_ready())
 
-    def _late_copy(self, array: jax.Array) -> jax.Array:
-        assert self._late is not None
-        late = jax.device_put(self._late, array.sharding)
-        return jax.jit(lambda x, y: jnp.where(y > 2, x + x, x))(array, late)
+    def late_value(self) -> float:
+        """Returns it; waits."""
+        return float(self._late)
 
 
 _SLOW: list[Any] = []
@@ -315,6 +332,7 @@ class Far:
         return result
 
     def close(self) -> None:
+        """Ends the process."""
         self._here.close()
         self._process.join(PATIENCE_S)
         if self._process.is_alive():
@@ -326,6 +344,7 @@ def _serve(there: Any, process: int, num_processes: int, coordinator: str) -> No
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, num_processes, process)
+    jax.devices()  # which waits for the other processes
     node = Node(process, num_processes)
     while True:
         try:
@@ -337,6 +356,60 @@ def _serve(there: Any, process: int, num_processes: int, coordinator: str) -> No
         except Exception as error:
             answer = (True, error)
         there.send(answer)
-    node._mail.close()
+    node.close()
+    os._exit(0)  # an orderly end of `jax.distributed` would wait for the others
 
 
+class Link:
+    """Two nodes, or one that is both, with a new transport.
+
+    Attributes:
+      way: how payloads go.
+      nodes: by process; the devices 0 and 1 are the first one's, 2 and 3 the last's.
+    """
+
+    def __init__(
+        self, way: str, nodes: Sequence[Any], max_pulls: int = 32, **options: Any
+    ) -> None:
+        self.way = way
+        self.nodes = tuple(nodes)
+        self._found: list[list[Name]] = [[] for _ in nodes]
+        for node in nodes:
+            node.open(way, max_pulls, **options)
+
+    @property
+    def one(self) -> Any:
+        """Has the devices 0 and 1."""
+        return self.nodes[0]
+
+    @property
+    def two(self) -> Any:
+        """Has the devices 2 and 3."""
+        return self.nodes[-1]
+
+    def begin(self, table: dict[Name, Bring]) -> None:
+        """Starts a step on both."""
+        for node in self.nodes:
+            node.begin(table)
+
+    def wait_for(self, count: int, at: int = -1) -> list[Name]:
+        """Returns the next `count` arrivals at a node, while both go on."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(self._found[at]) < count:
+            for node, found in zip(self.nodes, self._found, strict=True):
+                found += node.arrived()
+            assert time.monotonic() < deadline_s, f"only {self._found[at]} came"
+            time.sleep(PAUSE_S)
+        arrived, self._found[at] = self._found[at], []
+        assert len(arrived) == count
+        return arrived
+
+    def takers(self, target: Place) -> list[Any]:
+        """Returns the nodes that have a part in a place."""
+        if len(self.nodes) == 1:
+            return [self.one]
+        return [
+            node
+            for process, node in enumerate(self.nodes)
+            if any(device // 2 == process for device in target.devices)
+        ]
