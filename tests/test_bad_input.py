@@ -160,7 +160,10 @@ SHAPES = {
         {**FIXED, "pipeline.in_flight_limit": 2}, "4 microbatches", "in_flight_limit=2"
     ),
     "devices": lm(
-        {"data.batch_size": 16, "mesh.data": 4}, "num_ranks=4", "4 devices", "16 devices"
+        {"data.batch_size": 16, "mesh.data": 4},
+        "num_ranks=4",
+        "4 devices",
+        "16 devices",
     ),
     "rows": lm({"mesh.data": 4}, "mesh.data=4", "2 rows"),
     "replicas": lm({"mesh.replicas": 3}, "mesh.replicas=3", "batch_size=8"),

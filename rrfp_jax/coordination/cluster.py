@@ -69,7 +69,8 @@ class Whereabouts:
                 f"cluster.coordinator={self.coordinator!r} needs cluster.num_processes "
                 f"(is {self.num_processes}) and cluster.process_id (is "
                 f"{self.process_id}), from 0 up to one less.\n"
-                "  Set them, or start with scripts/launch_local.py or srun."
+                "  Set --config.cluster.num_processes and process_id, or start with "
+                "scripts/launch_local.py or srun."
             )
         if not self.coordinator and self.num_processes > 1:
             raise ConfigError(

@@ -256,6 +256,9 @@ def _saver(number: int, group: Sequence[int]) -> ocp.AsyncCheckpointer:
             multiprocessing_options=options, type_handler_registry=registry
         ),
         multiprocessing_options=options,
+        # Else orbax announces that a folder is there under a name that knows neither
+        # part nor group: one group takes away what another waits for, or believes it.
+        async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
     )
 
 
@@ -283,7 +286,11 @@ def _global(array: jax.Array) -> jax.Array:
         return array
     sharding = array.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
-        mine, axes, spec = sharding.mesh.devices, sharding.mesh.axis_names, sharding.spec
+        mine, axes, spec = (
+            sharding.mesh.devices,
+            sharding.mesh.axis_names,
+            sharding.spec,
+        )
     else:
         mine, axes, spec = np.array([*sharding.device_set]), ("device",), _WHOLE
     strangers = [d for d in jax.devices() if d.process_index != jax.process_index()]

@@ -98,8 +98,9 @@ class Transport(Protocol):
 
         Args:
           message: the payload's name; each may be used once a step.
-          payload: arrays on the sending rank. They may be donated, or deleted, once
-            their values exist and `arrived` was called since.
+          payload: arrays on the sending rank. Those of a `Message` must not be donated
+            in this step; those of a `Tied` may be once their values exist and `arrived`
+            was called since.
           shardings: where each of them is to lie on the receiving rank.
           due_s: on `time.perf_counter`, when it may be seen; only for emulation, which
             is on one machine.

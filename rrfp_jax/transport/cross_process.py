@@ -14,9 +14,10 @@ Nothing waits here. A letter of a later step is held until that step begins. One
 earlier step, one that came before, and one that is not what this process expects are
 errors that name it.
 
-On a CPU nothing is copied on the way into a letter: it holds the very memory of the
-array. That is safe even if the array is donated before the letter is out, since JAX
-donates no memory that NumPy holds too (`tests/transport`).
+An array may be donated while it is on its way. On a CPU nothing is copied into a
+letter, which holds the very memory of the array; but JAX donates no memory that NumPy
+holds too. The transfer library has no such protection: a pull of what was donated
+fails, so what may be donated is copied before it is offered.
 
 Receive buffers are bounded. A rank's cotangents are bounded by what it has in flight
 itself, activations by what their sender has in flight. Nothing holds back a sender that
@@ -279,7 +280,10 @@ class CrossProcess:
         num_bytes = sum(part.data.nbytes for part in parts)
         goes_out = receiver != self._process
         if self._pulls and goes_out and num_bytes > self._host_limit_bytes:
-            number = self._pulls.offer([part.data for part in parts])
+            offered = [part.data for part in parts]
+            if isinstance(message, Tied):  # which may be donated before it is pulled
+                offered = [jax.numpy.copy(each) for each in offered]
+            number = self._pulls.offer(offered)
             body = [*head, self._pulls.address, number, told]
             self._mail.send(receiver, self._kind, body)
         else:

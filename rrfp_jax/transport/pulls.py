@@ -35,7 +35,7 @@ class Pulls:
     def offer(self, arrays: Sequence[jax.Array]) -> int:
         """Lets one other process pull arrays, each on one device; returns the number.
 
-        They are kept until they are pulled.
+        They are kept until they are pulled, but must not be donated before.
         """
         number = secrets.randbits(_ID_BITS)
         self._server.await_pull(number, list(arrays))

@@ -9,8 +9,9 @@ even microbatches 10 ms later, the other one the odd ones. Runs of the intersect
 
 *Lost* is the time in which a rank's device did nothing although some task was ready at
 all members: it was only the agreement that was missing. For each rank the larger of its
-members' counts, as a part of the makespan; the table has the mean of the ranks, which is
-the figure, and the worst of them. Without agreement, the members' sequences are to differ, and that is to be found.
+members' counts, as a part of the makespan; the table has the mean of the ranks, which
+is the figure, and the worst of them. Without agreement, the members' sequences are to
+differ, and that is to be found.
 
 And how busy a process is that only waits for another, with tasks of 1 s.
 """

@@ -1,4 +1,4 @@
-"""Starts the processes of an emulated pipeline; for the benchmarks that need several."""
+"""Starts the processes of an emulated pipeline, for benchmarks that need several."""
 
 import json
 import pathlib

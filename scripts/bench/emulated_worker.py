@@ -29,9 +29,9 @@ class Job:
       model: devices of each; its weights are cut over them.
       num_microbatches: of a step.
       payload_bytes: of an activation.
-      runs: each a policy's settings, and `forward_ms`, `backward_ms`, `transfer_ms`, and
-        `late_ms`: how much later every other microbatch arrives, even ones at the even
-        members of a rank, odd ones at the odd members.
+      runs: each a policy's settings, and `forward_ms`, `backward_ms`, `transfer_ms`,
+        and `late_ms`: how much later every other microbatch arrives, even ones at the
+        even members of a rank, odd ones at the odd members.
       coordinator: HOST:PORT; empty for one process.
       num_processes: all of them.
       process_id: which this is.

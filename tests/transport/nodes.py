@@ -393,7 +393,7 @@ class Link:
             node.begin(table)
 
     def wait_for(self, count: int, at: int = -1) -> list[Name]:
-        """Returns the next `count` arrivals at a node, while both go on."""
+        """Returns what arrives next at a node, so much at least, while both go on."""
         deadline_s = time.monotonic() + PATIENCE_S
         while len(self._found[at]) < count:
             for node, found in zip(self.nodes, self._found, strict=True):
@@ -401,7 +401,6 @@ class Link:
             assert time.monotonic() < deadline_s, f"only {self._found[at]} came"
             time.sleep(PAUSE_S)
         arrived, self._found[at] = self._found[at], []
-        assert len(arrived) == count
         return arrived
 
     def takers(self, target: Place) -> list[Any]:

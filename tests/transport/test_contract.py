@@ -328,9 +328,9 @@ def test_a_receiver_that_does_not_look_holds_up_no_sender(way, link_by):
         np.testing.assert_array_equal(link.two.take(name)[0].whole(), BIG)
 
 
-def test_what_was_sent_may_be_donated(link):
+def test_a_tied_parameter_that_was_sent_may_be_donated(link):
     """As soon as it exists, and whether or not anything of it has left."""
-    names = [Message(parse(f"0F{j}"), 1) for j in range(5)]
+    names = [Tied(True, group, 0, 1) for group in range(5)]
     link.begin({name: bring(BIG) for name in names})
     for name in names:
         link.one.send(name, is_donated=True)
@@ -394,11 +394,6 @@ def test_nothing_is_kept_alive(link):
             bring(np.float32(0), sample_ids=(4, 6)),
             "was computed from the samples (4, 5); here that microbatch is (4, 6).",
         ),
-        (
-            bring(np.float32(0)),
-            bring(np.float32(0), source=THERE, target=HERE),
-            None,
-        ),
     ],
     ids=[
         "shape",
@@ -408,23 +403,31 @@ def test_nothing_is_kept_alive(link):
         "no array",
         "part",
         "sample ids",
-        "direction",
     ],
 )
 def test_what_does_not_fit_is_refused_and_named(by_letter, sent, wanted, reason):
     """By step, stage and microbatch."""
-    if reason is None and len(by_letter.nodes) == 1:
-        return
-    for node in by_letter.nodes:
-        node.begin({})
-    by_letter.one.begin({A: sent})
+    by_letter.begin({})
+    by_letter.begin({A: sent})
     by_letter.one.send(A)
     by_letter.one.flush()
     by_letter.two.expect({A: wanted})
     with pytest.raises(ProtocolError) as caught:
         by_letter.two.read_letters(1)
     who = "0F0 (stage 0, microbatch 0) for stage 1 of step 1, from process 0, "
-    assert str(caught.value).startswith(who + (reason or "is not expected from there"))
+    assert str(caught.value).startswith(who + reason)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("way", BETWEEN)
+def test_who_has_nothing_to_tell_is_refused(way, link_by):
+    link = link_by(way)
+    link.begin({A: bring(np.float32(0))})
+    link.one.send(A)
+    link.one.flush()
+    link.two.expect({A: bring(np.float32(0), source=Place((3,)), target=Place((0, 2)))})
+    with pytest.raises(ProtocolError, match=r"not expected from there, but from \[1\]"):
+        link.two.read_letters(1)
 
 
 def test_a_message_that_the_step_does_not_have_is_refused(by_letter):
@@ -452,26 +455,27 @@ def test_a_duplicate_is_refused(by_letter, is_here):
             by_letter.two.take(A)
 
 
-def test_a_message_of_a_later_step_is_held_until_it_begins(by_letter):
-    if len(by_letter.nodes) == 1:
-        pytest.skip("a process is in one step")
-    by_letter.begin({A: bring(np.float32(1))})
-    by_letter.one.send(A)
-    by_letter.one.begin({A: bring(np.float32(2)), B: bring(np.float32(3))})
-    by_letter.one.send(A)
-    by_letter.one.send(B)
-    by_letter.one.begin({A: bring(np.float32(4))})
-    by_letter.one.send(A)
-    by_letter.one.flush()
-    by_letter.two.read_letters(4)
-    assert by_letter.wait_for(1) == [A]
-    assert number(by_letter.two.take(A)) == 1
-    by_letter.two.begin({A: bring(np.float32(2)), B: bring(np.float32(3))})
-    assert sorted(by_letter.wait_for(2)) == [A, B]
-    assert [number(by_letter.two.take(name)) for name in (A, B)] == [2, 3]
-    by_letter.two.begin({A: bring(np.float32(4))})
-    assert by_letter.wait_for(1) == [A]
-    assert number(by_letter.two.take(A)) == 4
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("way", BETWEEN)
+def test_a_message_of_a_later_step_is_held_until_it_begins(way, link_by):
+    link = link_by(way)
+    link.begin({A: bring(np.float32(1))})
+    link.one.send(A)
+    link.one.begin({A: bring(np.float32(2)), B: bring(np.float32(3))})
+    link.one.send(A)
+    link.one.send(B)
+    link.one.begin({A: bring(np.float32(4))})
+    link.one.send(A)
+    link.one.flush()
+    link.two.read_letters(4)
+    assert link.wait_for(1) == [A]
+    assert number(link.two.take(A)) == 1
+    link.two.begin({A: bring(np.float32(2)), B: bring(np.float32(3))})
+    assert sorted(link.wait_for(2)) == [A, B]
+    assert [number(link.two.take(name)) for name in (A, B)] == [2, 3]
+    link.two.begin({A: bring(np.float32(4))})
+    assert link.wait_for(1) == [A]
+    assert number(link.two.take(A)) == 4
 
 
 def test_a_message_of_an_earlier_step_is_refused(by_letter):
@@ -571,7 +575,7 @@ def test_a_payload_of_two_senders_counts_once(link_by):
     """And what came through the host does not count."""
     link = link_by("transfer", max_pulls=2, host_limit_bytes=64)
     names = [Message(parse(f"0F{j}"), 1) for j in range(8)]
-    big, small = np.zeros((4, 16), np.float32), np.zeros((4, 1), np.float32)
+    big, small = np.zeros((4, 16), np.float32), np.zeros((4, 2), np.float32)
     source, target = Place((0, 2), data=2), Place((1, 3), spec=(None, "model"))
     table = {
         name: bring(big if j < 4 else small, source=source, target=target)
