@@ -224,7 +224,9 @@ def _join(whereabouts: Whereabouts) -> Cluster:
         on_fatal=functools.partial(last_words.leave, status=1),
     )
     cluster.heartbeat = heartbeat
-    cluster.desk = Desk(process, letters, heartbeat.check, heartbeat.progress)
+    cluster.desk = Desk(
+        process, letters, heartbeat.check, heartbeat.progress, timeout_s
+    )
     heartbeat.start()
     last_words.on_abort(lambda: heartbeat.report(RuntimeError(_ABORTED), ""))
     _verify_devices(process)

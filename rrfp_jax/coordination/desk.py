@@ -5,10 +5,13 @@ kind. Whoever waits for something keeps reading, so no wait can block another.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
+from absl import logging
 
 from rrfp_jax.transport.mail import Letter, Mail
 
@@ -26,6 +29,7 @@ class Desk:
       mail: introduced to all others.
       check: raises what has ended the run elsewhere; called while waiting.
       progress: is told when this process begins to wait for others, and when it ends.
+      watchdog_s: after so long in a wait, the log says for what.
     """
 
     def __init__(
@@ -34,11 +38,13 @@ class Desk:
         mail: Mail,
         check: Callable[[], None],
         progress: Callable[[bool], None] = lambda is_idle: None,
+        watchdog_s: float = math.inf,
     ) -> None:
         self.process = process
         self.mail = mail
         self._check = check
         self._progress = progress
+        self._watchdog_s = watchdog_s
         self._handlers: dict[str, Handler] = {}
         self.handle("gather", self._gathered)
         # (members, number) -> what each of them said.
@@ -65,15 +71,31 @@ class Desk:
         self._check()
         self.mail.wait(min(longest_s, _LONGEST_WAIT_S))
 
-    def until(self, is_done: Callable[[], bool]) -> None:
-        """Reads mail until something has become true, which only others can make so."""
-        is_resting = False
+    def until(
+        self, is_done: Callable[[], bool], name: Callable[[], str] = lambda: "letters"
+    ) -> None:
+        """Reads mail until something is true that only others can make so.
+
+        Args:
+          is_done: whether it is.
+          name: says what is missing, for the log.
+        """
+        began_s = time.monotonic()
+        is_resting = has_barked = False
         while not is_done():
             if self.poll():
                 continue
             if not is_resting:
                 is_resting = True
                 self._progress(True)  # once: it is no progress that nothing happens
+            if not has_barked and time.monotonic() - began_s > self._watchdog_s:
+                has_barked = True
+                logging.warning(
+                    "nothing has happened here for %.0f s: process %d waits for %s",
+                    self._watchdog_s,
+                    self.process,
+                    name(),
+                )
             self.sleep(_LONGEST_WAIT_S)
         self._progress(False)
 
@@ -96,7 +118,7 @@ class Desk:
         for member in group:
             if member != self.process:
                 self._tell(member, key, value)
-        self.until(lambda: len(values) == len(group))
+        self._wait_for(group, values)
         del self._values[key]
         return [values[member] for member in group]
 
@@ -113,9 +135,16 @@ class Desk:
             return None
         values = self._values.setdefault(key, {})
         values[self.process] = value
-        self.until(lambda: len(values) == len(group))
+        self._wait_for(group, values)
         del self._values[key]
         return [values[member] for member in group]
+
+    def _wait_for(self, group: tuple[int, ...], values: Mapping[int, Any]) -> None:
+        """Reads mail until all of a group have spoken."""
+        self.until(
+            lambda: len(values) == len(group),
+            lambda: f"a word of {[each for each in group if each not in values]}",
+        )
 
     def _tell(self, member: int, key: _Key, value: Any) -> None:
         # As a frame, since a body is to be small.

@@ -58,7 +58,8 @@ from jax.sharding import PartitionSpec
 from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
 from rrfp_jax.coordination import layout
 from rrfp_jax.coordination.cluster import Cluster, Whereabouts, joined
-from rrfp_jax.core.events import Arrived, Finished
+from rrfp_jax.core import policies
+from rrfp_jax.core.events import Arrived, Finished, Launch
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace
@@ -157,6 +158,24 @@ def ready_s(trace: Trace, ranks: Sequence[int]) -> dict[Task, float]:
     }
 
 
+def decided_s(
+    pipeline: Pipeline, trace: Trace, ranks: Sequence[int]
+) -> dict[Task, float]:
+    """Returns when this process learned what led it to launch each task.
+
+    Found by telling fresh dispatchers the same again.
+    """
+    groups = pipeline.wire.groups.groups if pipeline.wire else None
+    fresh = policies.dispatchers(trace.graph, pipeline.policy, None, ranks, groups)
+    by_rank = {dispatcher.rank: dispatcher for dispatcher in fresh}
+    return {
+        instruction.task: told.time_s
+        for told in trace.log
+        for instruction in by_rank[told.rank].handle(told.event)
+        if isinstance(instruction, Launch)
+    }
+
+
 def run(
     cluster: Cluster, pipeline: Pipeline, given: Any, late: Late | None, wanted: Any
 ) -> Any:
@@ -180,6 +199,7 @@ def run(
     trace, shift_s = begun.trace, begun.start_s
     ranks = sorted({span.rank for span in trace.spans})
     ready = ready_s(trace, ranks)
+    decided = decided_s(pipeline, trace, ranks)
     finishes = [t.time_s for t in trace.log if isinstance(t.event, Finished)]
     seen = {
         "process": cluster.process,
@@ -193,6 +213,7 @@ def run(
                 span.start_s + shift_s,
                 span.end_s + shift_s,
                 ready[span.task] + shift_s,
+                decided[span.task] + shift_s,
             )
             for span in trace.spans
         ],

@@ -29,7 +29,7 @@ PATIENCE_S = 240.0  # until a run is where something is due
 SABOTEUR = str(pathlib.Path(__file__).parent / "saboteur.py")
 CACHE = "compilation_cache"
 FIXED = ("pipeline.order=fixed", "pipeline.hint=1f1b")  # the same bits every time
-ENDLESS = ("train.num_steps=100000", "train.checkpoint_every=5")
+ENDLESS = "train.num_steps=100000"
 BASE = (
     f"cluster.peer_timeout_s={PEER_S}",
     "data.source=jsonl",
@@ -94,7 +94,7 @@ def make_field(folder: pathlib.Path, cache: pathlib.Path) -> Field:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Field:
     """A run of four processes to its end, by which others are measured."""
     field = make_field(tmp_path_factory.mktemp("undisturbed"), pathlib.Path("/none"))
-    with field.run(4, *FIXED, "train.num_steps=40") as fleet:
+    with field.run(4, *FIXED, "train.num_steps=30") as fleet:
         assert fleet.wait(PATIENCE_S), fleet.tails()
     assert [end.status for end in fleet.ends.values()] == [0] * 4, fleet.tails()
     return field
@@ -152,8 +152,8 @@ def failed_s(fleet: Fleet, process: int, pattern: str) -> float:
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_process_ends_all(field: Field, victim: int):
     """With process 0 goes JAX's coordinator, which makes C++ abort the others."""
-    with field.run(3, "pipeline.num_ranks=3", *ENDLESS) as fleet:
-        field.wait_for_steps(fleet, 7)
+    with field.run(3, "pipeline.num_ranks=3", ENDLESS) as fleet:
+        field.wait_for_steps(fleet, 5)
         killed_s = time.monotonic()
         fleet.signal(signal.SIGKILL, victim)
         assert_all_end(
@@ -171,8 +171,8 @@ def test_a_killed_process_ends_all(field: Field, victim: int):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_process_ends_all(field: Field, victim: int):
     """Of a rank that spans processes: the others hang in a collective with it."""
-    with field.run(2, "pipeline.num_ranks=1", "mesh.model=2", *ENDLESS) as fleet:
-        field.wait_for_steps(fleet, 7)
+    with field.run(2, "pipeline.num_ranks=1", "mesh.model=2", ENDLESS) as fleet:
+        field.wait_for_steps(fleet, 5)
         stopped_s = time.monotonic()
         fleet.signal(signal.SIGSTOP, victim)
         assert_all_end(
@@ -215,7 +215,7 @@ def test_an_exception_in_a_stage_ends_all_and_is_named(
 def test_a_full_disk_ends_all_and_leaves_whole_checkpoints(field: Field):
     """The write fails in a thread of orbax, between two steps."""
     wide = ("model.language.width=256", "model.language.head_dim=64")
-    settings = ("pipeline.num_ranks=2", *wide, "train.num_steps=100000")
+    settings = ("pipeline.num_ranks=2", *wide, ENDLESS)
     with field.run(2, *settings, sabotage="disk_is_full") as fleet:
         since_s = failed_s(fleet, 1, "Traceback")
         assert_all_end(
@@ -275,9 +275,8 @@ def test_processes_that_wait_for_each_other_are_ended(field: Field):
             since_s=time.monotonic(),
             limit_s=stall_s + PEER_S + SLACK_S,
         )
-    for i in range(2):
-        assert "nothing has happened here for" in fleet.log(i)
     assert re.search(r"0B\d misses 1B\d", fleet.log(0))
+    assert "process 1 waits for a word of [0]" in fleet.log(1)
 
 
 @slow
@@ -322,7 +321,7 @@ def test_c18_a_run_that_is_told_to_end_and_continued_is_as_one_without_a_stop(
     field: Field, undisturbed: Field
 ):
     """SIGTERM to one process; then Ctrl-C to all; then nothing."""
-    settings, folder = (*FIXED, "train.num_steps=40"), field.folder / "run"
+    settings, folder = (*FIXED, "train.num_steps=30"), field.folder / "run"
     with field.run(4, *settings) as fleet:
         field.wait_for_steps(fleet, 5)
         fleet.signal(signal.SIGTERM, 2)
@@ -347,7 +346,7 @@ def test_c18_a_run_that_is_told_to_end_and_continued_is_as_one_without_a_stop(
 
 
 def arrays_at_end(folder: pathlib.Path) -> object:
-    return fleet_lib.read_checkpoint(folder, 40)[1]
+    return fleet_lib.read_checkpoint(folder, 30)[1]
 
 
 def saved(fleet: Fleet) -> set[int]:

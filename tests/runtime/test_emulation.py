@@ -7,6 +7,7 @@ import pytest
 
 from rrfp_jax import Emulation, Policy
 from rrfp_jax.core import policies
+from rrfp_jax.core import task as task_lib
 from rrfp_jax.core import trace as trace_lib
 from rrfp_jax.sim import costs, simulator
 from tests.runtime import toys
@@ -86,6 +87,54 @@ def test_a_slow_transfer_makes_bf_overtake(emulated, virtual_time):
     result = emulated("three", Policy("f_priority", launch_ahead=1), late_second)
     names = [str(task) for task in result.trace.launches()[1]]
     assert names.index("1B0") < names.index("1F1")
+
+
+LATE_S = 100.0  # after all else
+
+
+@pytest.mark.parametrize(
+    ("name", "edge"),
+    [
+        ("two_towers_that_join", (0, 1)),
+        ("two_towers_that_join", (1, 3)),
+        ("two_towers_that_join", (2, 3)),
+        ("skip_edges", (0, 3)),
+        ("skip_edges", (0, 2)),
+    ],
+)
+def test_a_late_transfer_delays_only_what_needs_it(name, edge, emulated, virtual_time):
+    """All else is launched as early as without it, whatever edge it comes by.
+
+    It is that of the last microbatch: behind it on its link are no others.
+    """
+    microbatch = COUNT - 1
+
+    def of_graph(late_s):
+        def table_of(graph):
+            table = costs.constant(graph, 1.0, 2.0, 0.25)
+            transfers = dict(table.transfer)
+            key = (task_lib.Kind.F, *edge)
+            late = [late_s * (j == microbatch) for j in range(COUNT)]
+            transfers[key] = tuple(map(sum, zip(transfers[key], late, strict=True)))
+            return costs.CostTable(table.compute, transfers)
+
+        return table_of
+
+    starts = []
+    for late_s in (0.0, LATE_S):
+        result = emulated(name, Policy("bf", in_flight_limit=COUNT), of_graph(late_s))
+        starts.append({span.task: span.start_s for span in result.trace.spans})
+    route = result.trace.graph.route(microbatch)
+    needing, more = set(), [(task_lib.Kind.F, edge[1])]
+    while more:
+        needing.add(node := more.pop())
+        more += set(route.successors.get(node, ())) - needing
+    usual, found = starts
+    for task, start_s in found.items():
+        if task.microbatch == microbatch and task[:2] in needing:
+            assert start_s >= LATE_S
+        else:
+            assert start_s < usual[task] + 0.1  # the sleeper's lateness, not a task's
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["overlapped", "blocking"])

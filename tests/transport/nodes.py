@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import multiprocessing
 import os
+import secrets
 import time
 import weakref
 from collections.abc import Sequence
@@ -27,8 +28,9 @@ from rrfp_jax.transport.in_process import InProcess
 from rrfp_jax.transport.mail import Address, Mail
 from rrfp_jax.transport.pulls import Pulls
 
-PATIENCE_S = 10.0  # how long a test waits in vain; no assertion depends on it
+PATIENCE_S = 30.0  # how long a test waits in vain; no assertion depends on it
 PAUSE_S = 1e-3
+LATE = 9.0  # the late value
 
 
 class Place(NamedTuple):
@@ -117,9 +119,9 @@ class Node:
         self.transport: Transport = InProcess()
         self._table: dict[Name, Bring] = {}
         self._late: Any = None
+        self._late_number = 0
         self._letters: list[Any] = []
         self._watched: dict[Name, list[weakref.ref[Any]]] = {}
-        self._made: dict[Name, list[jax.Array]] = {}  # that are to be sent
         self._found: list[Arrival] = []
 
     def address(self) -> Address:
@@ -138,9 +140,7 @@ class Node:
         if way == "in_process":
             self.transport = InProcess()
             return
-        if way == "transfer" and self._pulls is None:
-            self._pulls = Pulls("127.0.0.1")
-        pulls = self._pulls if way == "transfer" else None
+        pulls = self._server() if way == "transfer" else None
         kind = f"payload {self._num_opened}"
         transport = CrossProcess(self._mail, kind, pulls, host_limit_bytes, max_pulls)
         self._desk.handle(kind, transport.on_letter)
@@ -169,7 +169,7 @@ class Node:
         if is_late:
             payload = jax.device_put([self._late], expected.sources)
         else:
-            payload = self._made.pop(name, None) or self._make(name)
+            payload = self._make(name)
         self._watch(name, payload)
         self.transport.send(name, payload, expected.targets)
         if is_donated:
@@ -241,39 +241,34 @@ class Node:
         gc.collect()
         return sum(reference() is not None for reference in self._watched.get(name, ()))
 
-    def launch_late(self, *others: Name) -> None:
-        """Launches what takes a few tenths of a second.
+    def launch_late(self) -> None:
+        """Launches what does not exist before `let_late_come`, however long that takes.
 
-        Makes others' payloads first, which would queue behind it.
-
-        A long program is the only one that JAX runs beside the caller on a CPU: small
-        ones, and those with host callbacks, run in the calling thread.
+        It pulls from its own process what is not offered yet. (Of programs, a CPU runs
+        only long ones beside the caller, and how long is a matter of the machine.)
         """
-        self._made = {name: self._make(name) for name in others}
-        x = jnp.full((700, 700), 0.001).block_until_ready()
-        self._late = _slow()(x)
+        pulls, self._late_number = self._server(), secrets.randbits(63)
+        aval = jax.ShapeDtypeStruct((), jnp.float32, sharding=_first_device())
+        (pulled,) = pulls.pull(pulls.address, self._late_number, [aval])
+        self._late = jax.jit(jnp.negative)(pulled)
 
     def is_late_here(self) -> bool:
         """Whether its value exists."""
         return bool(self._late.is_ready())
 
-    def late_value(self) -> float:
-        """Returns it; waits."""
-        return float(self._late)
+    def let_late_come(self) -> None:
+        """Lets it be `LATE`."""
+        value = jax.device_put(np.float32(-LATE), _first_device())
+        self._server()._server.await_pull(self._late_number, [value])
+
+    def _server(self) -> Pulls:
+        if self._pulls is None:
+            self._pulls = Pulls("127.0.0.1")
+        return self._pulls
 
 
-_SLOW: list[Any] = []
-
-
-def _slow() -> Any:
-    if not _SLOW:
-
-        @jax.jit
-        def slow(x: Any) -> Any:
-            return jax.lax.fori_loop(0, 80, lambda i, y: jnp.tanh(y @ x), x)[0, 0]
-
-        _SLOW.append(slow.lower(jnp.zeros((700, 700))).compile())
-    return _SLOW[0]
+def _first_device() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def _overwritten(array: jax.Array) -> jax.Array:
