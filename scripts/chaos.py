@@ -124,6 +124,8 @@ class Chaos:
             else:
                 act(fleet, trial)
             trial.leaked = fleet.num_left()
+            if trial.faults:
+                print(fleet.tails(), file=sys.stderr, flush=True)
         if trial.leaked:
             trial.faults.append(f"{trial.leaked} have left processes behind")
         try:

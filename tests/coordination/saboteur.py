@@ -61,7 +61,7 @@ def stage_raises() -> None:
 
     def function(layers: Any, recompute: str, is_loss: bool) -> Any:
         fn = whole(layers, recompute, is_loss)
-        if not any(layer.name.endswith("block_1") for layer in layers):
+        if not any(layer.name.endswith("block_01") for layer in layers):
             return fn
 
         def broken(params: Any, inputs: Any, feed: Any) -> Any:

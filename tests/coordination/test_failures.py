@@ -144,7 +144,8 @@ def assert_all_end(
 def failed_s(fleet: Fleet, process: int, pattern: str) -> float:
     """Waits until a process has logged something; returns when that was seen."""
     logged = lambda: re.search(pattern, fleet.log(process)) is not None  # noqa: E731
-    assert fleet.until(logged, PATIENCE_S), fleet.tails()
+    assert fleet.until(lambda: logged() or not fleet.running(), PATIENCE_S)
+    assert logged(), fleet.tails()
     return time.monotonic()
 
 
