@@ -51,3 +51,22 @@ def check_choice(path: str, value: str, choices: Collection[str]) -> None:
             f"{path}={value!r} is not known.\n"
             f"  Set --config.{path} to one of {', '.join(choices)}."
         )
+
+
+def check_at_least(group: str, config: object, **smallest: float) -> None:
+    """Refuses settings that are too small.
+
+    Args:
+      group: of the settings, below `--config`.
+      config: has them as attributes.
+      **smallest: by name, what each may be at least.
+
+    Raises:
+      ConfigError: one is less.
+    """
+    for name, least in smallest.items():
+        if getattr(config, name) < least:
+            raise ConfigError(
+                f"{group}.{name}={getattr(config, name)} is less than {least}.\n"
+                f"  Set --config.{group}.{name} to {least} or more."
+            )

@@ -8,11 +8,12 @@ layers and processes were laid out: each process reads the layers it needs.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -108,12 +109,14 @@ class Checkpoints:
         self._latest = state.step
         scratch = self._scratch(state.step)
         if self._process == 0:
-            scratch.mkdir()
-            (scratch / _META).write_text(json.dumps(self._meta(state), indent=1))
+            with _named(state.step):
+                scratch.mkdir()
+                (scratch / _META).write_text(json.dumps(self._meta(state), indent=1))
         self._share(None)  # all see the folder
         for number, saver in self._savers.items():
             arrays = jax.tree.map(_global, self._arrays(state, number))
-            saver.save(_part(scratch, number), args=ocp.args.PyTreeSave(arrays))
+            with _named(state.step):
+                saver.save(_part(scratch, number), args=ocp.args.PyTreeSave(arrays))
         self._saving = (state.step, self._waiter.submit(self._wait))
 
     def is_written(self) -> bool:
@@ -124,10 +127,10 @@ class Checkpoints:
         """
         if self._saving is None:
             return True
-        _, writing = self._saving
-        if writing.done():
-            writing.result()
-        return writing.done()
+        is_done = self._saving[1].done()
+        if is_done:
+            self._join()
+        return is_done
 
     def commit(self) -> None:
         """Completes what is being saved; to be called once all processes have written.
@@ -136,19 +139,19 @@ class Checkpoints:
         """
         if self._saving is None:
             return
-        step, writing = self._saving
-        writing.result()
+        step = self._join()
         self._saving = None
         if self._process == 0:
-            self._scratch(step).rename(self._folder / str(step))
-            for old in sorted(self._steps())[: -self._keep]:
-                shutil.rmtree(self._folder / str(old))
+            with _named(step):
+                self._scratch(step).rename(self._folder / str(step))
+                for old in sorted(self._steps())[: -self._keep]:
+                    shutil.rmtree(self._folder / str(old))
             logging.info("checkpoint of step %d is complete", step)
 
     def finish(self) -> None:
         """Waits until what was saved is complete."""
         if self._saving is not None:
-            self._saving[1].result()
+            self._join()
             self._share(None)  # all have written
             self.commit()
             self._share(None)  # none goes on before it is complete
@@ -204,6 +207,14 @@ class Checkpoints:
         for saver in self._savers.values():
             saver.close()
 
+    def _join(self) -> int:
+        """Waits for this process's share of the writing; returns of which step."""
+        assert self._saving is not None
+        step, writing = self._saving
+        with _named(step):
+            writing.result()
+        return step
+
     def _wait(self) -> None:
         for saver in self._savers.values():
             saver.wait_until_finished()
@@ -237,6 +248,16 @@ class Checkpoints:
             "params": _merged([state.params[s] for s in mine]),
             "optimizer": _merged([state.optimizer[s] for s in mine]),
         }
+
+
+@contextlib.contextmanager
+def _named(step: int) -> Iterator[None]:
+    """Has an error say what was being written."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while saving step {step}")
+        raise
 
 
 def _saver(number: int, group: Sequence[int]) -> ocp.AsyncCheckpointer:

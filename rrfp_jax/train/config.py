@@ -8,12 +8,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from rrfp_jax.coordination.cluster import Whereabouts
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
 from rrfp_jax.data.config import DataConfig, check_num_microbatches
-from rrfp_jax.errors import ConfigError, check_choice
+from rrfp_jax.errors import ConfigError, check_at_least, check_choice
 from rrfp_jax.models.config import LanguageConfig, VisionConfig
+from rrfp_jax.train.machine_config import ClusterConfig, MeshConfig
 
 PLACEMENTS = ("one_each", "interleaved", "v_shaped", "colocated")
 BALANCES = ("flops", "measured")
@@ -79,7 +79,7 @@ class PipelineConfig:
     agreement: str = policies.Policy.agreement
 
     def __post_init__(self) -> None:
-        _check_at_least("pipeline", self, num_ranks=1, num_microbatches=1, num_chunks=1)
+        check_at_least("pipeline", self, num_ranks=1, num_microbatches=1, num_chunks=1)
         check_choice("pipeline.placement", self.placement, PLACEMENTS)
         check_choice("pipeline.balance", self.balance, BALANCES)
         if self.num_chunks > 1 and self.placement != "interleaved":
@@ -123,78 +123,6 @@ class PipelineConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """The devices of one pipeline rank, and how many pipelines there are.
-
-    Attributes:
-      data: data-parallel ways within a rank; a microbatch's rows are cut over them.
-      model: tensor-parallel ways.
-      vision_model: tensor-parallel ways of ranks with stages of the vision tower only;
-        0 for as many as of the others.
-      replicas: pipelines, each with its own microbatches; their gradients are reduced
-        once a step.
-      num_cpu_devices: how many devices a CPU shows to each process; 0 for as many as
-        are needed.
-    """
-
-    data: int = 1
-    model: int = 1
-    vision_model: int = 0
-    replicas: int = 1
-    num_cpu_devices: int = 0
-
-    def __post_init__(self) -> None:
-        _check_at_least("mesh", self, data=1, model=1, num_cpu_devices=0)
-        _check_at_least("mesh", self, vision_model=0, replicas=1)
-
-
-WAYS = ("auto", "host", "transfer")
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterConfig:
-    """The processes of the run; none of it changes what is computed.
-
-    Attributes:
-      coordinator: HOST:PORT of process 0; empty for one process, or for what SLURM
-        says.
-      num_processes: all of them, where there is a coordinator.
-      process_id: which this is, likewise.
-      peer_timeout_s: how long a process may be silent before it counts as lost.
-      stall_timeout_s: how long all processes may wait for each other.
-      payloads: how activations and cotangents go from process to process: through the
-        `host`, by the `transfer` library, or `auto`: by the library on accelerators,
-        through the host on CPUs (docs/clusters.md has the figures).
-      host_limit_kib: with the library, what goes through the host all the same, up to
-        so many KiB.
-    """
-
-    coordinator: str = ""
-    num_processes: int = 0
-    process_id: int = -1
-    peer_timeout_s: float = Whereabouts.peer_timeout_s
-    stall_timeout_s: float = Whereabouts.stall_timeout_s
-    payloads: str = "auto"
-    host_limit_kib: int = 64
-
-    def __post_init__(self) -> None:
-        check_choice("cluster.payloads", self.payloads, WAYS)
-        _check_at_least("cluster", self, host_limit_kib=0)
-        _ = self.whereabouts  # checks its values
-
-    @property
-    def whereabouts(self) -> Whereabouts:
-        """How to join."""
-        return Whereabouts(
-            self.coordinator,
-            self.num_processes,
-            self.process_id,
-            self.peer_timeout_s,
-            self.stall_timeout_s,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW (arXiv:1711.05101) with linear warm-up and cosine decay.
 
@@ -220,7 +148,7 @@ class OptimizerConfig:
     shard_state: bool = False
 
     def __post_init__(self) -> None:
-        _check_at_least("optimizer", self, warmup_steps=0, weight_decay=0)
+        check_at_least("optimizer", self, warmup_steps=0, weight_decay=0)
         for name in ("learning_rate", "clip_norm", "eps"):
             if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
                 raise ConfigError(
@@ -265,8 +193,8 @@ class RunConfig:
     trace_step: int = 0
 
     def __post_init__(self) -> None:
-        _check_at_least("train", self, num_steps=1, seed=0, log_every=1, eval_every=0)
-        _check_at_least(
+        check_at_least("train", self, num_steps=1, seed=0, log_every=1, eval_every=0)
+        check_at_least(
             "train",
             self,
             checkpoint_every=1,
@@ -354,12 +282,3 @@ class TrainConfig:
                     f"model.vision.{name}={of_model} but data.{name}={of_data}.\n"
                     f"  Set --config.model.vision.{name} to {of_data}."
                 )
-
-
-def _check_at_least(group: str, config: object, **smallest: float) -> None:
-    for name, least in smallest.items():
-        if getattr(config, name) < least:
-            raise ConfigError(
-                f"{group}.{name}={getattr(config, name)} is less than {least}.\n"
-                f"  Set --config.{group}.{name} to {least} or more."
-            )

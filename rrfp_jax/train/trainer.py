@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,16 +23,15 @@ from rrfp_jax.data.microbatch import Microbatch
 from rrfp_jax.data.tokenizer import ByteTokenizer
 from rrfp_jax.observe.metrics import MetricsWriter
 from rrfp_jax.observe.progress import progress
-from rrfp_jax.runtime import ties
-from rrfp_jax.runtime.driving import drive
 from rrfp_jax.runtime.outcome import Result
-from rrfp_jax.train import feeds, workdir
+from rrfp_jax.train import workdir
 from rrfp_jax.train.checkpoint import Checkpoints, State
 from rrfp_jax.train.config import TrainConfig
 from rrfp_jax.train.evaluation import evaluate
 from rrfp_jax.train.interrupts import Interrupts
 from rrfp_jax.train.loop import Loop
 from rrfp_jax.train.optimizer import Optimizer, Trees, schedule
+from rrfp_jax.train.replica_steps import ReplicaSteps
 from rrfp_jax.train.setup import set_up
 
 
@@ -65,6 +64,13 @@ class Trainer:
             self._stages,
             self.cluster.process,
             self.cluster.all_gather,
+        )
+        self._steps = ReplicaSteps(
+            setup.pipelines,
+            self._stages,
+            setup.cut,
+            config.pipeline.num_microbatches,
+            self.cluster,
         )
         self._schedule = schedule(config.optimizer, config.train.num_steps)
         self.interrupts = Interrupts(self.cluster.num_processes == 1)
@@ -192,9 +198,11 @@ class Trainer:
         on, interrupts are held back until the caller has reported the step and calls
         `interrupts.release`.
         """
-        num_tokens = self._total_tokens(batch)
-        results = self._run(state, batch, 1 / max(num_tokens, 1))
-        loss = self._total_loss(results, num_tokens)
+        num_tokens = self._steps.num_tokens(batch)
+        scale = 1 / max(num_tokens, 1)
+        seed = self._config.train.seed if self._has_dropout else None
+        results = self._steps.run(state.params, batch, scale, seed, state.step)
+        loss = self._steps.loss(results, scale)
         grads = self._optimizer.reduce({q: r.grads for q, r in results.items()})
         norm = self._optimizer.norm(grads)
         is_finite = math.isfinite(norm) and math.isfinite(loss)
@@ -203,12 +211,19 @@ class Trainer:
             state.params, state.optimizer = self._optimizer.update(
                 state.params, state.optimizer, grads, norm
             )
-            self._copy_tied(state.params)
+            self._steps.copy_tied(state.params)
             state.updates += 1
         state.step += 1
         state.data = self._data.train.state()
         if not is_finite:
-            self._complain(state.step, loss, norm, results)
+            logging.error(
+                "step %d is not finite (loss %s, gradient norm %s), first at task %s "
+                "(stage, kind, microbatch); nothing was updated",
+                state.step,
+                loss,
+                norm,
+                self._steps.culprit(results),
+            )
         first = next(iter(results.values()))
         return Figures(
             dataclasses.replace(first, loss=loss), norm, num_tokens, is_finite
@@ -231,111 +246,7 @@ class Trainer:
 
     def _scored(self, params: Trees, batch: list[Microbatch]) -> list[Result]:
         """Runs the forwards of a batch; returns what this process is to report."""
-        begun = {
-            q: self._pipelines[q].begin(
-                self._view(params, q),
-                feeds.feeds(mine, None, 0),
-                backward=False,
-                sample_ids=[microbatch.sample_ids for microbatch in mine],
-            )
-            for q, mine in self._by_replica(batch)
-        }
-        drive([each.executor for each in begun.values()])
-        results = {q: self._pipelines[q].end(each) for q, each in begun.items()}
-        return [result for q, result in results.items() if self._reports(q)]
-
-    def _run(
-        self, state: State, batch: list[Microbatch], scale: float
-    ) -> dict[int, Result]:
-        """Runs the step of each replica that this process has a part in."""
-        seed = self._config.train.seed if self._has_dropout else None
-        count = self._config.pipeline.num_microbatches
-        begun = {
-            q: self._pipelines[q].begin(
-                self._view(state.params, q),
-                feeds.feeds(mine, seed, state.step, q * count),
-                scale,
-                sample_ids=[microbatch.sample_ids for microbatch in mine],
-            )
-            for q, mine in self._by_replica(batch)
-        }
-        drive([each.executor for each in begun.values()])
-        return {q: self._pipelines[q].end(each) for q, each in begun.items()}
-
-    def _by_replica(
-        self, batch: list[Microbatch]
-    ) -> Iterator[tuple[int, list[Microbatch]]]:
-        count = self._config.pipeline.num_microbatches
-        for i, q in enumerate(self._data.share.parts):
-            yield q, batch[i * count : (i + 1) * count]
-
-    def _reports(self, replica: int) -> bool:
-        """Whether this process is the one that speaks for a replica."""
-        wire = self._pipelines[replica].wire
-        return wire is None or wire.processes[0] == self.cluster.process
-
-    def _summed(self, mine: Mapping[int, float]) -> float:
-        """Returns the exact sum over all replicas of what each of them has."""
-        if self._config.mesh.replicas == 1:
-            return mine[0]
-        told = [(q, value) for q, value in mine.items() if self._reports(q)]
-        all_told = self.cluster.all_gather(told)
-        return math.fsum(value for each in all_told for _, value in each)
-
-    def _total_tokens(self, batch: list[Microbatch]) -> float:
-        return self._summed(
-            {q: sum(m.num_tokens for m in mine) for q, mine in self._by_replica(batch)}
-        )
-
-    def _total_loss(self, results: Mapping[int, Result], num_tokens: float) -> float:
-        if self._config.mesh.replicas == 1:
-            return results[0].loss
-        losses = {
-            q: math.fsum(r.losses) if math.isfinite(r.loss) else math.nan
-            for q, r in results.items()
-        }
-        return self._summed(losses) / max(num_tokens, 1)
-
-    def _view(self, params: Trees, replica: int) -> Sequence[Any]:
-        """Returns the parameters as one replica has them."""
-        shardings = self._pipelines[replica].parameters.sharding_trees
-        return [
-            jax.tree.map(stage.view, tree, like) if stage.ranks[replica].is_here else {}
-            for stage, tree, like in zip(self._stages, params, shardings, strict=True)
-        ]
-
-    def _copy_tied(self, params: Trees) -> None:
-        """Gives every copy of a tied parameter its owner's value, in place."""
-        if not self._cut.tied:
-            return
-        views = {q: list(self._view(params, q)) for q in self._pipelines}
-        for q, view in views.items():
-            self._pipelines[q].copy_tied(view)
-        for group in self._cut.tied:
-            for place in group[1:]:
-                stage = self._stages[place[0]]
-                here = [q for q in views if stage.ranks[q].is_here]
-                if here:
-                    copies = [ties.find(views[q], place) for q in here]
-                    joined = stage.joined(copies, copies[0].sharding)
-                    ties.replace(params, place, joined)
-
-    def _complain(
-        self, step: int, loss: float, norm: float, results: Mapping[int, Result]
-    ) -> None:
-        found = [(q, r.culprit()) for q, r in results.items()]
-        mine = [(q, str(task)) for q, task in found if task is not None]
-        told = sorted(entry for each in self.cluster.all_gather(mine) for entry in each)
-        replica, culprit = told[0] if told else (0, "none")
-        logging.error(
-            "step %d is not finite (loss %s, gradient norm %s), first at task %s "
-            "(stage, kind, microbatch)%s; nothing was updated",
-            step,
-            loss,
-            norm,
-            culprit,
-            f" of replica {replica}" if self._config.mesh.replicas > 1 else "",
-        )
+        return self._steps.to_report(self._steps.run(params, batch, backward=False))
 
 
 @dataclasses.dataclass(frozen=True)
