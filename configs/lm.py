@@ -85,7 +85,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "peer_timeout_s": 60.0,  # silence after which a process counts as lost
         "stall_timeout_s": 600.0,
         "payloads": "auto",  # or host, transfer
-        "host_limit_kib": 64,  # with transfer: what goes through the host all the same
+        "host_limit_kib": 256,  # with transfer: what goes through the host all the same
     }
     config.optimizer = {
         "learning_rate": 2e-3,

@@ -167,6 +167,7 @@ def joined(whereabouts: Whereabouts) -> Iterator[Cluster]:
         return
     cluster = _join(whereabouts)
     try:
+        _verify_devices(cluster.process)
         yield cluster
         _leave(cluster)
     except BaseException as error:
@@ -229,7 +230,6 @@ def _join(whereabouts: Whereabouts) -> Cluster:
     )
     heartbeat.start()
     last_words.on_abort(lambda: heartbeat.report(RuntimeError(_ABORTED), ""))
-    _verify_devices(process)
     return cluster
 
 
@@ -242,9 +242,9 @@ def _leave(cluster: Cluster) -> None:
     cluster.all_gather(None)
     assert cluster.heartbeat is not None
     assert cluster.desk is not None
+    jax.distributed.shutdown()  # waits for all, and so while they are watched over
     cluster.heartbeat.stop()
     cluster.desk.mail.close()
-    jax.distributed.shutdown()
 
 
 def _fail(cluster: Cluster, error: BaseException) -> NoReturn:

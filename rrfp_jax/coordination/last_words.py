@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-_LONGEST_LINE = 1000  # characters
+_LONGEST_LINE = 600  # characters
 
 _kept: list[object] = []  # what C holds pointers to
 

@@ -46,11 +46,12 @@ class ClusterConfig:
       process_id: which this is, likewise.
       peer_timeout_s: how long a process may be silent before it counts as lost.
       stall_timeout_s: how long all processes may wait for each other.
-      payloads: how activations and cotangents go from process to process: through the
-        `host`, by the `transfer` library, or `auto`: by the library on accelerators,
-        through the host on CPUs (docs/clusters.md has the figures).
-      host_limit_kib: with the library, what goes through the host all the same, up to
-        so many KiB.
+      payloads: how activations and cotangents go from process to process: all through
+        the `host`; by the `transfer` library, but for what is small; or `auto`, which
+        is the same on CPUs, and on accelerators all by the library.
+      host_limit_kib: what is small: up to so many KiB for each receiving process. On
+        CPUs both ways are as fast at about this size (docs/clusters.md has the
+        figures).
     """
 
     coordinator: str = ""
@@ -59,7 +60,7 @@ class ClusterConfig:
     peer_timeout_s: float = Whereabouts.peer_timeout_s
     stall_timeout_s: float = Whereabouts.stall_timeout_s
     payloads: str = "auto"
-    host_limit_kib: int = 64
+    host_limit_kib: int = 256
 
     def __post_init__(self) -> None:
         check_choice("cluster.payloads", self.payloads, WAYS)

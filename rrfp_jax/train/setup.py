@@ -206,13 +206,12 @@ def _with_pipelines(setup: Setup, costs: stages.LayerCosts) -> Setup:
 
 def _way(config: TrainConfig, cluster: Cluster) -> wire.Way:
     payloads = config.cluster.payloads
-    if payloads == "auto":
-        payloads = "host" if jax.default_backend() == "cpu" else "transfer"
     if cluster.desk is None or payloads == "host":
         return wire.Way()
+    is_direct = payloads == "auto" and jax.default_backend() != "cpu"
     return wire.Way(
         Pulls(cluster.address),
-        config.cluster.host_limit_kib << 10,
+        0 if is_direct else config.cluster.host_limit_kib << 10,
         config.pipeline.in_flight_limit,
     )
 

@@ -14,10 +14,10 @@ Nothing waits here. A letter of a later step is held until that step begins. One
 earlier step, one that came before, and one that is not what this process expects are
 errors that name it.
 
-An array may be donated while it is on its way. On a CPU nothing is copied into a
-letter, which holds the very memory of the array; but JAX donates no memory that NumPy
-holds too. The transfer library has no such protection: a pull of what was donated
-fails, so what may be donated is copied before it is offered.
+A tied parameter, or its gradient, may be donated while it is on its way. On a CPU a
+letter holds the very memory of an array, but JAX reuses no memory that NumPy holds too.
+The transfer library has no such protection (a pull of what was donated fails), so what
+may be donated is copied before it is offered.
 
 Receive buffers are bounded. A rank's cotangents are bounded by what it has in flight
 itself, activations by what their sender has in flight. Nothing holds back a sender that
@@ -36,10 +36,11 @@ import jax
 import numpy as np
 
 from rrfp_jax.errors import ProtocolError
-from rrfp_jax.transport import codec, pieces
-from rrfp_jax.transport.base import Arrival, Expected, Message, Name, Tied, describe
+from rrfp_jax.transport import codec, notices, pieces
+from rrfp_jax.transport.base import Arrival, Expected, Name, Tied, describe
 from rrfp_jax.transport.in_process import InProcess
 from rrfp_jax.transport.mail import Letter, Mail
+from rrfp_jax.transport.notices import Notice
 from rrfp_jax.transport.pieces import Box, Key
 from rrfp_jax.transport.pulls import Pulls
 
@@ -49,26 +50,6 @@ class Part(NamedTuple):
 
     key: Key
     data: Any  # a jax.Array; its type stub lacks `is_ready`
-
-
-class _Told(NamedTuple):
-    """What a letter says of a message.
-
-    Attributes:
-      message: its name.
-      due_s: see `Transport.send`.
-      sample_ids: of its microbatch, as the sender has it.
-      address: of the server that offers the parts; None if the letter brings them.
-      number: of the offer.
-      headers: of the parts, in the order of the letter's frames.
-    """
-
-    message: Name
-    due_s: float | None
-    sample_ids: tuple[int, ...]
-    address: str | None
-    number: int
-    headers: dict[Key, codec.ArrayHeader]
 
 
 @dataclasses.dataclass
@@ -236,7 +217,7 @@ class CrossProcess:
         Raises:
           ProtocolError: it is not what this process expects.
         """
-        step, told = _read(letter)
+        step, told = notices.read(letter)
         if step > self._step:
             self._held.setdefault(step, []).append(letter)
             return
@@ -254,7 +235,7 @@ class CrossProcess:
                 f"microbatch is {expected.sample_ids}.\n  Give all processes the same "
                 "data, and the same --config.data.seed."
             )
-        _check(told.headers, incoming.routes[letter.sender], expected, where)
+        notices.check(told.headers, incoming.routes[letter.sender], expected, where)
         if told.address is None:
             rows = zip(told.headers.items(), letter.frames, strict=True)
             for (key, header), frame in rows:
@@ -272,11 +253,11 @@ class CrossProcess:
         due_s: float | None,
     ) -> None:
         """Sends one process its parts of a message, all of them in one way."""
-        head = [self._step, *_pack_name(message), due_s, expected.sample_ids]
-        told = [
-            (*part.key, codec.pack_header(part.data.dtype, part.data.shape))
+        headers = {
+            part.key: codec.ArrayHeader(part.data.dtype, part.data.shape)
             for part in parts
-        ]
+        }
+        notice = Notice(message, due_s, expected.sample_ids, None, 0, headers)
         num_bytes = sum(part.data.nbytes for part in parts)
         goes_out = receiver != self._process
         if self._pulls and goes_out and num_bytes > self._host_limit_bytes:
@@ -284,11 +265,15 @@ class CrossProcess:
             if isinstance(message, Tied):  # which may be donated before it is pulled
                 offered = [jax.numpy.copy(each) for each in offered]
             number = self._pulls.offer(offered)
-            body = [*head, self._pulls.address, number, told]
+            notice = notice._replace(address=self._pulls.address, number=number)
+            body = notices.pack(self._step, notice)
             self._mail.send(receiver, self._kind, body)
-        else:
-            body = [*head, None, 0, told]
-            self._outgoing.append(_Outgoing(receiver, body, list(parts)))
+            return
+        if any(part.data.device.platform != "cpu" for part in parts):
+            for part in parts:
+                part.data.copy_to_host_async()  # so that `flush` finds it there
+        body = notices.pack(self._step, notice)
+        self._outgoing.append(_Outgoing(receiver, body, list(parts)))
 
     def _expect(self, message: Name, sender: int, where: str) -> _Incoming:
         found = self._incoming.get(message)
@@ -330,7 +315,11 @@ class CrossProcess:
         pulled = self._pulled[_edge(message)]
         if message not in pulled and not self._may_pull(message, len(pulled)):
             return
-        assert self._pulls is not None, "a peer offers what this process cannot pull"
+        if self._pulls is None:
+            raise ProtocolError(
+                f"{describe(message)} is offered to be pulled, which this process does "
+                "not do.\n  Give all processes the same --config.cluster.payloads."
+            )
         pulled.add(message)
         for address, number, keys in incoming.offers:
             wanted = [
@@ -356,67 +345,8 @@ def _is_here(part: Any) -> bool:
     return isinstance(part, np.ndarray) or bool(part.is_ready())
 
 
-def _check(
-    headers: dict[Key, codec.ArrayHeader],
-    wanted: Collection[Key],
-    expected: Expected,
-    where: str,
-) -> None:
-    """Checks that a letter tells of the parts that it is to tell of."""
-    avals = [f"{aval.dtype.name}{list(aval.shape)}" for aval in expected.avals]
-    for key, header in headers.items():
-        index, box = key
-        found = (
-            f"{where}, has {header.dtype.name}{list(header.shape)} for array {index}"
-        )
-        if key not in wanted:
-            raise ProtocolError(f"{found} at {box}; the whole is to be {avals}.")
-        dtype, shape = expected.avals[index].dtype, pieces.shape_of(box)
-        if header != (dtype, shape):
-            raise ProtocolError(f"{found}; expected {dtype.name}{list(shape)}.")
-    if len(headers) != len(wanted):
-        raise ProtocolError(
-            f"{where}, has {len(headers)} of {len(wanted)} parts; the whole is to be "
-            f"{avals}."
-        )
-
-
 def _edge(message: Name) -> tuple[int, ...]:
     """Returns what names the edge and the direction of a message."""
     if isinstance(message, Tied):
         return (message.group, message.source, message.to)
     return (message.source.stage, message.to)
-
-
-def _pack_name(message: Name) -> list[Any]:
-    if isinstance(message, Tied):
-        return ["tied", list(message)]
-    return ["task", [message.source, message.to]]
-
-
-def _read(letter: Letter) -> tuple[int, _Told]:
-    """Returns the step that a letter is of, and what it says.
-
-    Raises:
-      ProtocolError: it is malformed.
-    """
-    try:
-        step, what, fields, *rest, parts = letter.body
-        headers = {
-            (index, box): codec.read_header(header) for index, box, header in parts
-        }
-        name: Name
-        if what == "tied":
-            name = Tied(*fields)
-        else:
-            source, to = fields
-            name = Message(codec.read_task(source), to)
-        due_s, sample_ids, address, number = rest
-        if address is None and len(headers) != len(letter.frames):
-            raise ValueError(f"{len(letter.frames)} frames")
-        return int(step), _Told(name, due_s, sample_ids, address, number, headers)
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(
-            f"Process {letter.sender} has sent {letter.body!r}, which tells of no "
-            "message. Do all processes run the same version?"
-        ) from error

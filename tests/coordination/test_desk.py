@@ -1,5 +1,6 @@
 """Values come together whatever else is in the mail; proposals go to their rank."""
 
+import logging
 import threading
 
 import pytest
@@ -90,6 +91,25 @@ def test_whoever_waits_learns_that_the_run_has_ended():
             Desk(0, mail, check).all_gather(1, (0, 1))
     finally:
         mail.close()
+
+
+def test_who_waits_is_at_rest_and_says_for_what(caplog):
+    """Else processes that all wait in this way would never count as stalled."""
+    mail = Mail(0, "run")
+    mail.introduce([mail.address])
+    told = []
+    desk = Desk(0, mail, lambda: None, told.append, watchdog_s=0.0)
+    answers = iter([False, False, False, True])
+    try:
+        with caplog.at_level(logging.WARNING):
+            desk.until(lambda: next(answers), lambda: "a word of [1]")
+    finally:
+        mail.close()
+    assert told == [True, False]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "nothing has happened here for 0 s: process 0 waits for a word of [1]"
+    )
 
 
 class Post:

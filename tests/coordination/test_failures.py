@@ -21,7 +21,7 @@ from scripts import fleet as fleet_lib
 from scripts.fleet import Fleet
 from tests.train import tiny
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 slow = pytest.mark.slow  # continuous integration runs these
 
 PEER_S, SLACK_S = 4.0, 5.0
@@ -80,9 +80,12 @@ class Field:
 
     def wait_for_steps(self, fleet: Fleet, count: int, name: str = "run") -> None:
         """Waits until a run has made so many steps."""
-        done = lambda: len(fleet_lib.steps(self.folder / name)) >= count  # noqa: E731
-        assert fleet.until(lambda: done() or bool(fleet.ends), PATIENCE_S)
-        assert done(), fleet.tails()
+
+        def are_made() -> bool:
+            return len(fleet_lib.steps(self.folder / name)) >= count
+
+        assert fleet.until(lambda: are_made() or bool(fleet.ends), PATIENCE_S)
+        assert are_made(), fleet.tails()
 
 
 def make_field(folder: pathlib.Path, cache: pathlib.Path) -> Field:
@@ -143,14 +146,16 @@ def assert_all_end(
 
 def failed_s(fleet: Fleet, process: int, pattern: str) -> float:
     """Waits until a process has logged something; returns when that was seen."""
-    logged = lambda: re.search(pattern, fleet.log(process)) is not None  # noqa: E731
-    assert fleet.until(lambda: logged() or not fleet.running(), PATIENCE_S)
-    assert logged(), fleet.tails()
+
+    def is_logged() -> bool:
+        return re.search(pattern, fleet.log(process)) is not None
+
+    assert fleet.until(lambda: is_logged() or not fleet.running(), PATIENCE_S)
+    assert is_logged(), fleet.tails()
     return time.monotonic()
 
 
-@slow
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 2])
 def test_a_killed_process_ends_all(field: Field, victim: int):
     """With process 0 goes JAX's coordinator, which makes C++ abort the others."""
     with field.run(3, "pipeline.num_ranks=3", ENDLESS) as fleet:
@@ -223,6 +228,7 @@ def test_a_full_disk_ends_all_and_leaves_whole_checkpoints(field: Field):
             fleet,
             field.folder / "run",
             "process 1 (",
+            "failed: while saving step 4: ",
             "File too large",
             since_s=since_s,
         )

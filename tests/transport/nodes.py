@@ -241,16 +241,15 @@ class Node:
         gc.collect()
         return sum(reference() is not None for reference in self._watched.get(name, ()))
 
-    def launch_late(self) -> None:
-        """Launches what does not exist before `let_late_come`, however long that takes.
+    def begin_late(self) -> None:
+        """Begins a value that does not exist before `let_late_come`.
 
-        It pulls from its own process what is not offered yet. (Of programs, a CPU runs
-        only long ones beside the caller, and how long is a matter of the machine.)
+        It pulls from its own process what is not offered yet. (A long program would be
+        as long as the machine is slow, and whatever else the device does would wait.)
         """
         pulls, self._late_number = self._server(), secrets.randbits(63)
         aval = jax.ShapeDtypeStruct((), jnp.float32, sharding=_first_device())
-        (pulled,) = pulls.pull(pulls.address, self._late_number, [aval])
-        self._late = jax.jit(jnp.negative)(pulled)
+        (self._late,) = pulls.pull(pulls.address, self._late_number, [aval])
 
     def is_late_here(self) -> bool:
         """Whether its value exists."""
@@ -258,7 +257,7 @@ class Node:
 
     def let_late_come(self) -> None:
         """Lets it be `LATE`."""
-        value = jax.device_put(np.float32(-LATE), _first_device())
+        value = jax.device_put(np.float32(LATE), _first_device())
         self._server()._server.await_pull(self._late_number, [value])
 
     def _server(self) -> Pulls:

@@ -277,7 +277,7 @@ def test_a_step_forgets_what_the_last_one_left(link):
 
 def test_a_send_does_not_wait_for_values_that_do_not_exist(link):
     link.begin(ABC)
-    link.one.launch_late()
+    link.one.begin_late()
     link.one.send(A, is_late=True)
     link.one.send(C, is_late=True)
     assert link.one.arrived() == []
@@ -292,7 +292,7 @@ def test_a_send_does_not_wait_for_values_that_do_not_exist(link):
 def test_a_message_that_takes_long_holds_up_no_other(link):
     """Neither a later send, nor its report, nor its taking waits for it."""
     link.begin({**ABC, BACK: bring(np.float32(9), source=THERE, target=HERE)})
-    link.one.launch_late()
+    link.one.begin_late()
     link.one.send(A, is_late=True)
     link.two.send(BACK)
     assert link.wait_for(1, at=0) == [BACK]
