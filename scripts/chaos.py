@@ -53,6 +53,7 @@ class Trial:
       step: the last in the metrics when it was done.
       exit_s: from then until the last of the others has ended.
       checkpoint: the newest, when all had ended.
+      leaked: how many processes have left others behind.
       faults: what is not as it must be; none is a clean exit.
     """
 
@@ -238,6 +239,7 @@ def main() -> None:
         "arguments", nargs="*", help="of the training command, after --"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: tidies up
     trials = []
     with tempfile.TemporaryDirectory(prefix="chaos_") as folder:
         chaos = Chaos(args, pathlib.Path(folder) / "run")

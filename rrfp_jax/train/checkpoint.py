@@ -145,7 +145,9 @@ class Checkpoints:
             with _named(step):
                 self._scratch(step).rename(self._folder / str(step))
                 for old in sorted(self._steps())[: -self._keep]:
-                    shutil.rmtree(self._folder / str(old))
+                    # Whoever is killed meanwhile leaves no half of one.
+                    scratch = (self._folder / str(old)).rename(self._scratch(old))
+                    shutil.rmtree(scratch)
             logging.info("checkpoint of step %d is complete", step)
 
     def finish(self) -> None:

@@ -1,10 +1,11 @@
 """The real command in several processes trains what it trains in one."""
 
+import functools
 import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from scripts import launch_local
 from tests.train import tiny
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = pytest.mark.multiprocess
 
 ROOT = pathlib.Path(__file__).parents[2]
 NUM_STEPS = 20
@@ -26,6 +27,7 @@ WIDE = {
     "mesh.replicas": 2,
     "mesh.model": 2,
 }
+Alone = Callable[[str], dict[int, float]]
 BASE = {"train.num_steps": NUM_STEPS, "train.checkpoint_every": 1000}
 BASE |= {"data.num_workers": 1, "data.progress": False, "train.eval_batches": 1}
 
@@ -59,40 +61,49 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[int, float]]:
-    """The losses of a run of one process, by config."""
-    return {
-        config: train(config, tmp_path_factory.mktemp("alone") / config, 1, {})
-        for config in ("lm", "mm")
-    }
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Returns the losses of a run of one process, by config."""
+    folder = tmp_path_factory.mktemp("alone")
+    return functools.cache(lambda config: train(config, folder / config, 1, {}))
 
 
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
-        pytest.param("lm", DEEP, id="lm-4x2"),
+        pytest.param("lm", DEEP, id="lm-4x2", marks=pytest.mark.slow),
         pytest.param("mm", WIDE, id="mm-2x2x2"),
     ],
 )
 def test_eight_processes_train_what_one_trains(
-    alone: Mapping[str, dict[int, float]],
+    alone: Alone,
     tmp_path: pathlib.Path,
     config: str,
     layout: Mapping[str, object],
 ):
     found = train(config, tmp_path / "run", 8, layout)
     assert list(found) == list(range(1, NUM_STEPS + 1))
-    expected = [alone[config][step] for step in found]
+    expected_of = alone(config)
+    expected = [expected_of[step] for step in found]
     np.testing.assert_allclose(list(found.values()), expected, rtol=1e-5)
 
 
-def test_processes_of_many_devices_shard_states_and_give_the_same(
-    alone: Mapping[str, dict[int, float]], tmp_path: pathlib.Path
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # Two ranks a process; what crosses goes by the transfer library.
+        pytest.param(
+            {**DEEP, "cluster.host_limit_kib": 0}, id="pulled", marks=pytest.mark.slow
+        ),
+        # A replica a process.
+        pytest.param({**WIDE, "optimizer.shard_state": True}, id="zero"),
+    ],
+)
+def test_two_processes_of_four_devices_train_what_one_trains(
+    alone: Alone, tmp_path: pathlib.Path, settings: Mapping[str, object]
 ):
-    """Two processes of four devices, one a replica, ZeRO-1; payloads by the library."""
-    settings = {"optimizer.shard_state": True, "cluster.payloads": "transfer"}
-    found = train("lm", tmp_path / "run", 2, WIDE | settings)
-    expected = [alone["lm"][step] for step in found]
+    found = train("lm", tmp_path / "run", 2, settings)
+    expected_of = alone("lm")
+    expected = [expected_of[step] for step in found]
     np.testing.assert_allclose(list(found.values()), expected, rtol=1e-5)
 
 
