@@ -95,9 +95,13 @@ def make_field(folder: pathlib.Path, cache: pathlib.Path) -> Field:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Field:
-    """A run of four processes to its end, by which others are measured."""
+    """A run of four processes to its end, by which others are measured.
+
+    It saves every step: what orbax says to itself once got mixed up between parts.
+    """
     field = make_field(tmp_path_factory.mktemp("undisturbed"), pathlib.Path("/none"))
-    with field.run(4, *FIXED, "train.num_steps=30") as fleet:
+    settings = (*FIXED, "train.num_steps=30", "train.checkpoint_every=1")
+    with field.run(4, *settings) as fleet:
         assert fleet.wait(PATIENCE_S), fleet.tails()
     assert [end.status for end in fleet.ends.values()] == [0] * 4, fleet.tails()
     return field
