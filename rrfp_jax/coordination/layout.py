@@ -7,6 +7,7 @@ that neighbours are close, and outermost the replicas, which meet once a step.
 """
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,13 +46,14 @@ def lay_out(
       ConfigError: there are too few devices, or a process would have none to use.
     """
     needed = sum(sizes) * num_replicas
+    num_processes = len({spot.process for spot in spots})
     if len(spots) < needed:
         raise ConfigError(
             f"mesh.replicas={num_replicas} x pipeline.num_ranks={len(sizes)} of "
             f"mesh.data x mesh.model = {sizes[0]} devices needs {needed} devices; "
             f"there are {len(spots)}.\n"
             "  Lower one of them, start more processes or, on a CPU, set "
-            f"--config.mesh.num_cpu_devices={needed} (over the number of processes)."
+            f"--config.mesh.num_cpu_devices={math.ceil(needed / num_processes)}."
         )
     hosts: dict[str, collections.deque[Spot]] = {}
     for spot in sorted(spots, key=lambda s: (s.process, s.number)):
