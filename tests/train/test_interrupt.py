@@ -138,6 +138,6 @@ def test_ctrl_c_ends_compiling(tmp_path: pathlib.Path, texts: pathlib.Path):
     running = start(folder, texts, *changes)
     # Programs of more than a second are kept: both stages' parameters are initialised.
     cache = folder / "compilation_cache"
-    wait_until(lambda: len([*cache.glob("jit_init*")]) >= 2, running)
+    wait_until(lambda: len([*cache.glob("jit__init*")]) >= 2, running)
     interrupt(running)
     assert steps(folder) == []
