@@ -28,13 +28,13 @@ class Spot(NamedTuple):
     number: int
 
 
-Layout = tuple[tuple[tuple[Spot, ...], ...], ...]
+Assignment = tuple[tuple[tuple[Spot, ...], ...], ...]
 """By replica, then pipeline rank: the devices of its mesh."""
 
 
 def lay_out(
     spots: Sequence[Spot], sizes: Sequence[int], num_replicas: int = 1
-) -> tuple[Layout, list[str]]:
+) -> tuple[Assignment, list[str]]:
     """Returns which devices form which pipeline rank, and what is doubtful about it.
 
     Args:
@@ -82,7 +82,7 @@ def lay_out(
     return layout, doubts
 
 
-def table(layout: Layout, model_ways: Sequence[int]) -> str:
+def table(layout: Assignment, model_ways: Sequence[int]) -> str:
     """Returns the layout as text: a line a device.
 
     Args:
@@ -101,7 +101,7 @@ def table(layout: Layout, model_ways: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def held_by(layout: Layout, process: int) -> str:
+def held_by(layout: Assignment, process: int) -> str:
     """Says which pipeline ranks a process has a part of."""
     return ", ".join(
         f"rank {r}" + (f" of replica {q}" if len(layout) > 1 else "")
