@@ -148,6 +148,11 @@ class Cluster:
         return f"process {process} ({where})"
 
 
+def devices() -> list[jax.Device]:
+    """Returns all devices of the run; a `Spot` says which of them it is."""
+    return sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+
+
 def alone() -> Cluster:
     """Returns the cluster of a run of one process, on all its devices."""
     return Cluster(spots=_spots(["localhost"]))
@@ -329,10 +334,9 @@ def _own_address(coordinator: str) -> str:
 
 
 def _spots(hosts: Sequence[str]) -> tuple[Spot, ...]:
-    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     return tuple(
         Spot(hosts[device.process_index], device.process_index, number)
-        for number, device in enumerate(devices)
+        for number, device in enumerate(devices())
     )
 
 

@@ -16,9 +16,16 @@ from absl import logging
 from rrfp_jax.transport.mail import Letter, Mail
 
 Handler = Callable[[Letter], None]
+# Takes what this process says to some others; returns what each says, in their order.
+Share = Callable[[Any], Sequence[Any]]
 _Key = tuple[tuple[int, ...], int]  # who gathers, and the how manieth time
 
 _LONGEST_WAIT_S = 0.1  # between two looks at whether a peer was lost
+
+
+def with_nobody(mine: Any) -> Sequence[Any]:
+    """Is the `Share` of a process that is alone."""
+    return [mine]
 
 
 class Desk:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rrfp_jax.coordination.desk import Share, with_nobody
 from rrfp_jax.core import memory
 from rrfp_jax.core.graph import PipelineGraph, Route
 from rrfp_jax.core.memory import Residuals
@@ -28,13 +29,6 @@ from rrfp_jax.runtime.tracing import Signature, Traced, trace_stage
 
 Plan = tuple[StagePrograms | None, ...]
 Report = Callable[[], None]  # called for each program that was compiled
-# Takes what this process says to the others of the pipeline; returns what each says.
-Share = Callable[[Any], Sequence[Any]]
-
-
-def alone(mine: Any) -> Sequence[Any]:
-    """Says nothing: there is no other process."""
-    return [mine]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Compiler:
         stages: Sequence[Stage],
         parameters: Parameters,
         ranks: Sequence[RankMesh],
-        share: Share = alone,
+        share: Share = with_nobody,
     ) -> None:
         self._share = share
         self._stages = stages

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rrfp_jax.coordination.desk import with_nobody
 from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
 from rrfp_jax.core.dispatcher import Dispatcher
@@ -128,7 +129,7 @@ class Pipeline:
             self._stages,
             self.parameters,
             self.ranks,
-            compiler.alone if wire is None else wire.all_gather,
+            with_nobody if wire is None else wire.all_gather,
         )
         self._transport: Transport = InProcess() if wire is None else wire.transport
         if emulation is not None and emulation.blocking and wire is not None:

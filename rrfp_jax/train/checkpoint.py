@@ -13,7 +13,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,10 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.options import MultiprocessingOptions
 
+from rrfp_jax.coordination.desk import Share, with_nobody
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.train.optimizer import Trees
 
-Share = Callable[[Any], Sequence[Any]]
 _META = "meta.json"
 _WHOLE = jax.sharding.PartitionSpec()
 _INCOMPLETE = ".incomplete"
@@ -73,7 +73,7 @@ class Checkpoints:
         layers: Sequence[Sequence[str]],
         groups: Sequence[tuple[int, ...]],
         process: int = 0,
-        share: Share = lambda mine: [mine],
+        share: Share = with_nobody,
     ) -> None:
         self._folder = (workdir / "checkpoints").absolute()
         self._keep = keep

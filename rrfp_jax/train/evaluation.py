@@ -2,9 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
+from rrfp_jax.coordination.desk import Share, with_nobody
 from rrfp_jax.data.microbatch import Microbatch
 from rrfp_jax.runtime.outcome import Result
 
@@ -13,7 +13,7 @@ def evaluate(
     run: Callable[[list[Microbatch]], Iterable[Result]],
     batches: Iterable[list[Microbatch]],
     is_bytes: bool,
-    share: Callable[[Any], Sequence[Any]] = lambda mine: [mine],
+    share: Share = with_nobody,
 ) -> dict[str, float]:
     """Scores the held-out samples.
 

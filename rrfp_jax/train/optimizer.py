@@ -13,7 +13,7 @@ Optimizer states are kept by layer, as parameters are: nothing stored knows the 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,14 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rrfp_jax.coordination.desk import Share, with_nobody
 from rrfp_jax.runtime import placing
 from rrfp_jax.runtime.replicas import Replicas
 from rrfp_jax.train.config import OptimizerConfig
 from rrfp_jax.train.stages import Cut
 
 Trees = list[dict[str, Any]]  # by stage, then layer name; empty for one elsewhere
-# Takes what this process says to all others; returns what each says.
-Share = Callable[[Any], Sequence[Any]]
 
 
 def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -73,7 +72,7 @@ class Optimizer:
         cut: Cut,
         stages: Sequence[Replicas],
         process: int = 0,
-        share: Share = lambda mine: [mine],
+        share: Share = with_nobody,
     ) -> None:
         self._rule = adamw(config, num_steps)
         self._clip_norm = config.clip_norm

@@ -14,7 +14,7 @@ import jax
 from absl import logging
 
 from rrfp_jax.coordination import layout as layout_lib
-from rrfp_jax.coordination.cluster import Cluster, alone
+from rrfp_jax.coordination.cluster import Cluster, alone, devices
 from rrfp_jax.core import dry_run, policies
 from rrfp_jax.core.task import Kind, Task
 from rrfp_jax.data import buckets as buckets_lib
@@ -152,12 +152,12 @@ def _placed(
         logging.warning("%s", doubt)
     if cluster.num_processes > 1 and cluster.is_first:
         logging.info("who runs what:\n%s", layout_lib.table(layout, ways))
-    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    all_devices = devices()
     return tuple(
         Replicas(
             tuple(
                 placing.mesh_of(
-                    [devices[spot.number] for spot in ranks[rank]], mesh.data, model
+                    [all_devices[spot.number] for spot in ranks[rank]], mesh.data, model
                 )
                 for ranks in layout
             )

@@ -57,7 +57,7 @@ from jax.sharding import PartitionSpec
 
 from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
 from rrfp_jax.coordination import layout
-from rrfp_jax.coordination.cluster import Cluster, Whereabouts, joined
+from rrfp_jax.coordination.cluster import Cluster, Whereabouts, devices, joined
 from rrfp_jax.core import policies
 from rrfp_jax.core.events import Arrived, Finished, Launch
 from rrfp_jax.core.graph import PipelineGraph
@@ -92,9 +92,9 @@ def make_pipeline(cluster: Cluster) -> tuple[Pipeline, Any, Late | None]:
     """Returns the pipeline of the job, its parameters, and what makes it late."""
     sizes = [JOB.model] * JOB.num_ranks
     (spots,), _ = layout.lay_out(cluster.spots, sizes)
-    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    all_devices = devices()
     ranks = [
-        placing.mesh_of([devices[spot.number] for spot in rank], 1, JOB.model)
+        placing.mesh_of([all_devices[spot.number] for spot in rank], 1, JOB.model)
         for rank in spots
     ]
     connected, late = None, None
