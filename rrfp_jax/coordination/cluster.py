@@ -109,7 +109,6 @@ class Cluster:
       address: of this process's network interface.
       desk: its mail; None in a run of one process.
       heartbeat: watches over the others; None likewise.
-      whereabouts: how it was joined.
       names: what each process holds, for messages; filled in once that is known.
       has_agreed_to_end: whether all processes end now, whatever this one raises.
     """
@@ -121,7 +120,6 @@ class Cluster:
     address: str = "127.0.0.1"
     desk: Desk | None = None
     heartbeat: Heartbeat | None = None
-    whereabouts: Whereabouts = Whereabouts()
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     has_agreed_to_end: bool = False
 
@@ -135,11 +133,6 @@ class Cluster:
         if self.desk is None:
             return [value]
         return self.desk.all_gather(value, range(self.num_processes))
-
-    def progress(self, is_idle: bool) -> None:
-        """Tells the others that something has happened, or that nothing runs here."""
-        if self.heartbeat is not None:
-            self.heartbeat.progress(is_idle)
 
     def describe(self, process: int) -> str:
         """Names a process in a message."""
@@ -217,9 +210,7 @@ def _join(whereabouts: Whereabouts) -> Cluster:
     hosts = tuple(card[0] for card in cards)
     letters.introduce([Address(*card[1]) for card in cards])
     beats.introduce([Address(*card[2]) for card in cards])
-    cluster = Cluster(
-        process, count, hosts, _spots(hosts), host, whereabouts=whereabouts
-    )
+    cluster = Cluster(process, count, hosts, _spots(hosts), host)
     heartbeat = Heartbeat(
         process,
         count,

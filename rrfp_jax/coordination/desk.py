@@ -6,13 +6,12 @@ kind. Whoever waits for something keeps reading, so no wait can block another.
 
 import collections
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
-from absl import logging
 
+from rrfp_jax.coordination.vigil import Vigil
 from rrfp_jax.transport.mail import Letter, Mail
 
 Handler = Callable[[Letter], None]
@@ -87,24 +86,16 @@ class Desk:
           is_done: whether it is.
           name: says what is missing, for the log.
         """
-        began_s = time.monotonic()
-        is_resting = has_barked = False
+        vigil = self.vigil(lambda: f"process {self.process} waits for {name()}")
         while not is_done():
-            if self.poll():
-                continue
-            if not is_resting:
-                is_resting = True
-                self._progress(True)  # once: it is no progress that nothing happens
-            if not has_barked and time.monotonic() - began_s > self._watchdog_s:
-                has_barked = True
-                logging.warning(
-                    "nothing has happened here for %.0f s: process %d waits for %s",
-                    self._watchdog_s,
-                    self.process,
-                    name(),
-                )
-            self.sleep(_LONGEST_WAIT_S)
-        self._progress(False)
+            if not self.poll():
+                vigil.waits(is_idle=True)
+                self.sleep(_LONGEST_WAIT_S)
+        vigil.has_news()
+
+    def vigil(self, explain: Callable[[], str]) -> Vigil:
+        """Returns what is to be told while this process waits; see `Vigil`."""
+        return Vigil(self._progress, self._watchdog_s, explain)
 
     def all_gather(self, value: Any, members: Sequence[int]) -> list[Any]:
         """Returns the values of all members, in their order.

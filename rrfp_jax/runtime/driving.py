@@ -3,8 +3,6 @@
 import time
 from collections.abc import Sequence
 
-from absl import logging
-
 from rrfp_jax.errors import StallError
 from rrfp_jax.runtime.executor import Executor
 from rrfp_jax.runtime.wire import Wire
@@ -42,24 +40,13 @@ def _drive_alone(executors: Sequence[Executor]) -> None:
 
 
 def _drive_with_others(executors: Sequence[Executor], wire: Wire) -> None:
-    fed_s = time.monotonic()  # when something happened last
-    has_barked = is_resting = False
+    vigil = wire.desk.vigil(lambda: f"\n{_explain(executors)}")
     while not _are_done(executors):
         wire.desk.poll()
         if _advance(executors):
-            wire.progress(False)
-            fed_s, has_barked, is_resting = time.monotonic(), False, False
+            vigil.has_news()
             continue
-        if not is_resting and all(executor.is_idle() for executor in executors):
-            is_resting = True
-            wire.progress(True)  # once: it is no progress that nothing happens
-        if not has_barked and time.monotonic() - fed_s > wire.watchdog_s:
-            has_barked = True
-            logging.warning(
-                "nothing has happened here for %.0f s:\n%s",
-                wire.watchdog_s,
-                _explain(executors),
-            )
+        vigil.waits(all(executor.is_idle() for executor in executors))
         wire.desk.sleep(min(executor.pause_s() for executor in executors))
 
 

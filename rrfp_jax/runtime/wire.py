@@ -1,8 +1,7 @@
 """What ties the processes of one pipeline together."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rrfp_jax.coordination.desk import Desk
@@ -37,18 +36,12 @@ class Wire:
       processes: those that drive a device of the pipeline, ascending.
       transport: of payloads.
       groups: of the ranks that span several processes.
-      progress: is told whenever something has happened, or that nothing runs or moves
-        here.
-      watchdog_s: after so long without anything happening, the log says who waits for
-        what.
     """
 
     desk: Desk
     processes: tuple[int, ...]
     transport: CrossProcess
     groups: Groups
-    progress: Callable[[bool], None]
-    watchdog_s: float
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns what each process of the pipeline gives, ascending."""
@@ -60,8 +53,6 @@ def connect(
     pipeline: int,
     ranks: Sequence[RankMesh],
     way: Way,
-    progress: Callable[[bool], None] = lambda is_idle: None,
-    watchdog_s: float = math.inf,
 ) -> Wire:
     """Returns the wire of a pipeline.
 
@@ -70,8 +61,6 @@ def connect(
       pipeline: its number, the same in all its processes; several may share a process.
       ranks: its ranks, all of them.
       way: how payloads go.
-      progress: see `Wire`.
-      watchdog_s: see `Wire`.
     """
     transport = CrossProcess(
         desk.mail,
@@ -86,4 +75,4 @@ def connect(
     groups = Groups(desk.mail, kind, desk.process, members)
     desk.handle(kind, groups.on_letter)
     processes = tuple(sorted({process for each in members for process in each}))
-    return Wire(desk, processes, transport, groups, progress, watchdog_s)
+    return Wire(desk, processes, transport, groups)

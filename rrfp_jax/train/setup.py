@@ -223,8 +223,7 @@ def _wire(
     processes = {process for rank in ranks for process in rank.processes}
     if cluster.desk is None or len(processes) == 1:
         return None
-    watchdog_s = cluster.whereabouts.peer_timeout_s
-    return wire.connect(cluster.desk, replica, ranks, way, cluster.progress, watchdog_s)
+    return wire.connect(cluster.desk, replica, ranks, way)
 
 
 def _log_order(

@@ -100,7 +100,7 @@ def make_pipeline(cluster: Cluster) -> tuple[Pipeline, Any, Late | None]:
     connected, late = None, None
     if cluster.desk is not None:
         way = wire.Way()
-        connected = wire.connect(cluster.desk, 0, ranks, way, cluster.progress)
+        connected = wire.connect(cluster.desk, 0, ranks, way)
         late = Late(connected.transport, cluster.process % JOB.model)
         connected = dataclasses.replace(connected, transport=late)  # type: ignore[arg-type]
     width = JOB.payload_bytes // (4 * _ROWS)
