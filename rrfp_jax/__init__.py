@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rrfp_jax.core.policies import Policy
+    from rrfp_jax.runtime.emulation import Emulation
     from rrfp_jax.runtime.microbatches import split
-    from rrfp_jax.runtime.pipeline import Emulation, Pipeline
+    from rrfp_jax.runtime.pipeline import Pipeline
     from rrfp_jax.runtime.stage import Stage
 
 __all__ = ["Emulation", "Pipeline", "Policy", "Stage", "split"]
 
 _HOMES = {
-    "Emulation": "rrfp_jax.runtime.pipeline",
+    "Emulation": "rrfp_jax.runtime.emulation",
     "Pipeline": "rrfp_jax.runtime.pipeline",
     "Policy": "rrfp_jax.core.policies",
     "Stage": "rrfp_jax.runtime.stage",

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "observe": {"core", "sim"},
+    "workloads": {"core", "sim", "models"},
     "train": {
         "core",
         "sim",

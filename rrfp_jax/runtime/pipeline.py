@@ -15,33 +15,20 @@ from rrfp_jax.core import placement as placement_lib
 from rrfp_jax.core import policies
 from rrfp_jax.core.dispatcher import Dispatcher
 from rrfp_jax.core.graph import Edge, PipelineGraph, chain_edges
+from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.errors import ConfigError
 from rrfp_jax.runtime import accumulators, compiler, parameters, placing, ties
-from rrfp_jax.runtime.devices import Devices, EmulatedDevices, RealDevices
+from rrfp_jax.runtime.devices import Devices, RealDevices
 from rrfp_jax.runtime.driving import drive
+from rrfp_jax.runtime.emulation import Emulation
 from rrfp_jax.runtime.executor import Executor, Step
 from rrfp_jax.runtime.expecting import Expecting
 from rrfp_jax.runtime.outcome import Result, gather
 from rrfp_jax.runtime.stage import Layout, Stage, StageFunction, Tree, flatten
 from rrfp_jax.runtime.wire import Wire
-from rrfp_jax.sim.costs import CostTable
-from rrfp_jax.sim.machine import Blocking, Machine, Overlapped
 from rrfp_jax.transport.base import Transport
 from rrfp_jax.transport.in_process import InProcess
-
-
-@dataclasses.dataclass(frozen=True)
-class Emulation:
-    """Stretches a step to a cost model, in real time.
-
-    Attributes:
-      costs: returns the durations of the tasks of a graph.
-      blocking: whether a transfer occupies both ranks.
-    """
-
-    costs: Callable[[PipelineGraph], CostTable]
-    blocking: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,7 +281,7 @@ class Pipeline:
         plans = self.compiler.plans(graph, _layouts(feeds))
         if backward:
             self._compile_rest()
-        residuals = compiler.residuals(graph, plans)
+        residuals = self._pretended(graph) or compiler.residuals(graph, plans)
         step = Step(
             graph=graph,
             programs=plans,
@@ -381,20 +368,22 @@ class Pipeline:
         self, graph: PipelineGraph, feeds: Sequence[Sequence[tuple[list[Any], Layout]]]
     ) -> None:
         if self.policy.memory_limit_bytes:
-            least = self.compiler.least_residuals(graph, _layouts(feeds))
+            least = self._pretended(graph)
+            least = least or self.compiler.least_residuals(graph, _layouts(feeds))
             policies.dispatchers(graph, self.policy, least)
 
     def _devices(self, graph: PipelineGraph, start_s: float) -> Devices:
         if self.emulation is None:
             return RealDevices(graph, self._transport, start_s)
-        costs = self.emulation.costs(graph)
-        machine: Machine
-        if self.emulation.blocking:
-            machine = Blocking(graph, costs)
-        else:
-            here = [r for r in range(graph.num_ranks) if self.ranks[r].is_here]
-            machine = Overlapped(graph, costs, here)
-        return EmulatedDevices(machine, self._transport, start_s)
+        here = [r for r in range(graph.num_ranks) if self.ranks[r].is_here]
+        return self.emulation.devices(graph, here, self._transport, start_s)
+
+    def _pretended(self, graph: PipelineGraph) -> Residuals | None:
+        """Returns what an emulation says that tasks keep."""
+        emulation = self.emulation
+        if emulation is None or emulation.residuals is None:
+            return None
+        return emulation.residuals(graph)
 
     def _compile_rest(self) -> None:
         """Compiles, once, what a step needs beside the stages' programs."""

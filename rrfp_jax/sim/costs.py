@@ -253,16 +253,31 @@ def with_image_load(
     A microbatch with many images is slow in the whole vision tower, forward and back.
     The factor is lognormal with mean 1.
     """
-    factor = _lognormal(cv, random.Random(f"{seed}/images"))
     count = max((len(each) for each in costs.compute.values()), default=0)
-    loads = [factor() for _ in range(count)]
+    loads = image_loads(count, cv, seed)
     compute = {
-        (kind, stage): tuple(
-            s * loads[j] if stage in stages else s for j, s in enumerate(each)
-        )
+        (kind, stage): loaded(each, loads) if stage in stages else each
         for (kind, stage), each in costs.compute.items()
     }
     return dataclasses.replace(costs, compute=compute)
+
+
+def image_loads(count: int, cv: float, seed: int) -> list[float]:
+    """Returns the images of each microbatch over their mean: lognormal of mean 1."""
+    factor = _lognormal(cv, random.Random(f"{seed}/images"))
+    return [factor() for _ in range(count)]
+
+
+def loaded(each: Seconds, loads: Sequence[float]) -> Seconds:
+    """Returns the seconds of each microbatch times its load."""
+    return tuple(s * load for s, load in zip(each, loads, strict=True))
+
+
+def scaled(costs: CostTable, factor: float) -> CostTable:
+    """Returns `costs` with every task and every transfer times `factor`."""
+    return CostTable(
+        _scaled(costs.compute, lambda: factor), _scaled(costs.transfer, lambda: factor)
+    )
 
 
 def _lognormal(cv: float, draw: random.Random) -> Callable[[], float]:

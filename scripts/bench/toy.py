@@ -9,6 +9,7 @@ import numpy as np
 
 from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
 from rrfp_jax.core.graph import PipelineGraph
+from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.sim import simulator
 from rrfp_jax.sim.costs import CostTable
@@ -75,13 +76,17 @@ class Both:
         return self._run(policy, None)
 
     def __call__(
-        self, policy: Policy, costs: Callable[[PipelineGraph], CostTable]
+        self,
+        policy: Policy,
+        costs: Callable[[PipelineGraph], CostTable],
+        blocking: bool = False,
+        residuals: Callable[[PipelineGraph], Residuals] | None = None,
     ) -> Ran:
         """Runs a step; the real makespan is when the host learns of the last finish."""
-        trace = self._run(policy, Emulation(costs))
+        trace = self._run(policy, Emulation(costs, blocking, residuals))
         graph = trace.graph
         simulated = simulator.simulate(
-            graph, policy, costs(graph), residuals=trace.residuals
+            graph, policy, costs(graph), blocking, trace.residuals
         )
         return Ran(trace.log[-1].time_s, simulated.makespan_s, trace)
 

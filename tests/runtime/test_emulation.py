@@ -6,7 +6,7 @@ import random
 import pytest
 
 from rrfp_jax import Emulation, Policy
-from rrfp_jax.core import policies
+from rrfp_jax.core import memory, policies
 from rrfp_jax.core import task as task_lib
 from rrfp_jax.core import trace as trace_lib
 from rrfp_jax.sim import costs, simulator
@@ -201,3 +201,24 @@ def test_a_real_transfer_begins_when_its_source_has_ended():
     trace = pipeline.run(toy.params(), toys.microbatches_of(8)).trace
     ended = {span.task: span.end_s for span in trace.spans}
     assert all(t.start_s >= ended[t.source] for t in trace.transfers)
+
+
+def test_an_emulated_step_keeps_what_its_model_says(emulated, virtual_time):
+    """Tiny programs stand for a model whose first stage keeps ten times as much: the
+    limit in bytes and the trace count that, not what the programs keep."""
+    pipeline = toys.compiled("one_each")
+    free = Policy("f_priority", launch_ahead=1)
+    limited = Policy("f_priority", launch_ahead=1, memory_limit_gb=20 / memory.GIB)
+
+    def kept(graph):
+        return memory.tabulate(graph, lambda _, s: (10 if s == 0 else 1, 0))
+
+    def peaks(policy):
+        pipeline.policy = policy
+        pipeline.emulation = Emulation(random_costs(0), residuals=kept)
+        ran = pipeline.run(toys.TOYS["one_each"].params(), toys.microbatches_of(COUNT))
+        return ran.trace.peak_bytes()
+
+    emulated("one_each", free, random_costs(0))  # cleans up after us
+    assert peaks(free)[0] == 10 * COUNT
+    assert peaks(limited)[0] == 20

@@ -9,7 +9,7 @@ import pytest
 
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.policies import Policy
-from rrfp_jax.runtime.pipeline import Emulation
+from rrfp_jax.runtime.emulation import Emulation
 from rrfp_jax.sim import costs
 from tests.train import tiny
 
