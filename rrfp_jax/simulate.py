@@ -2,9 +2,10 @@
 
     python -m rrfp_jax.simulate --config=configs/sim.py --workdir=runs/sim
 
-Prints a table; writes `table.csv`, `timeline.png` and the resolved `config.json` to the
-work directory. Every policy faces the same delays; each row also states its memory, as
-the most microbatches in flight on a rank, without which no two policies compare.
+Prints a table; writes `table.csv`, `timeline.png`, `timeline.html` (the same runs, to
+look into) and the resolved `config.json` to the work directory. Every policy faces the
+same delays; each row also states its memory, as the most microbatches in flight on a
+rank, without which no two policies compare.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from rrfp_jax.core.memory import Residuals
 from rrfp_jax.core.policies import Policy
 from rrfp_jax.core.trace import Trace
 from rrfp_jax.errors import ConfigError
-from rrfp_jax.observe import breakdown, timeline
+from rrfp_jax.observe import breakdown, html_timeline, timeline
 from rrfp_jax.observe.breakdown import Run
 from rrfp_jax.observe.progress import progress
 from rrfp_jax.sim import report, simulator
@@ -64,7 +65,7 @@ _LEGEND = """
 Means over {} seed(s). Speed-up: over {}, paired by seed. Bubble and its causes:
 shares of all ranks' time. In flight: the most microbatches on any rank; memory: the
 most residuals. Bound: makespan over that which no order can beat.
-Wrote config.json, table.csv and timeline.png to {}."""
+Wrote config.json, table.csv, timeline.png and timeline.html to {}."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +233,7 @@ def main() -> None:
     panels = [(name, traces[name]) for name in (favourite, baseline)]
     limit = config.pipeline.policy.memory_limit_bytes
     timeline.draw(panels, workdir / "timeline.png", limit)
+    html_timeline.draw(panels, workdir / "timeline.html", limit)
     print(breakdown.table(runs, baseline))
     print(_LEGEND.format(len(config.seeds), baseline, workdir))
 

@@ -72,6 +72,7 @@ def test_the_command_prints_a_table_and_writes_its_files(tmp_path):
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "config.json",
         "table.csv",
+        "timeline.html",
         "timeline.png",
     ]
     with (tmp_path / "new" / "table.csv").open() as file:

@@ -1,25 +1,17 @@
 """Where the time of a step went: makespan, bubble by cause, in flight, lower bound.
 
-Every moment of a rank is compute or bubble, and a bubble has one cause:
-
-* fill, drain: before the rank's first task, after its last;
-* transfer: what the next task waited for was under way; with blocking links, also
-  whenever the rank was in a transfer or waited to begin one;
-* held: some task was ready and yet not begun. Under readiness only back-pressure does
-  that (in a real run, also the host's latency); under a fixed order, the order does;
-* input: nothing was ready, and what the next task waited for did not exist yet.
+Why a rank was idle says `sim.bubbles`; here its seconds are summed.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
-from rrfp_jax.core.trace import Span, Trace
+from rrfp_jax.core.trace import Trace
+from rrfp_jax.sim import bubbles
+from rrfp_jax.sim.bubbles import Cause, Idle
 from rrfp_jax.sim.costs import CostTable, applied_to
-
-Interval = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,25 +80,24 @@ def report(trace: Trace, blocking: bool = False) -> Report:
       trace: a finished step.
       blocking: whether transfers occupied both ranks.
     """
-    available = _availability(trace)
-    occupied: list[list[Interval]] = [[] for _ in range(trace.graph.num_ranks)]
-    if blocking:
-        exists_s = {span.task: span.end_s for span in trace.spans}
-        for moved in trace.transfers:
-            # A sender is not free from its compute on, a receiver only meanwhile.
-            sender = (exists_s[moved.source], moved.end_s)
-            occupied[trace.graph.rank_of(moved.source)].append(sender)
-            occupied[trace.graph.placement[moved.to]].append(moved[2:])
-    by_rank = trace.by_rank()
     return Report(
         makespan_s=trace.makespan_s,
         busy_s=_busy_s(trace),
-        bubbles=tuple(
-            _bubble(spans, available, sorted(moves), trace.makespan_s)
-            for spans, moves in zip(by_rank, occupied, strict=True)
-        ),
+        bubbles=tuple(map(_summed, bubbles.find(trace, blocking))),
         peak_in_flight=tuple(trace.peak_in_flight()),
         peak_bytes=tuple(trace.peak_bytes()),
+    )
+
+
+def _summed(found: Iterable[Idle]) -> Bubble:
+    spent_s = dict.fromkeys(Cause, 0.0)
+    for each in found:
+        spent_s[each.cause] += each.end_s - each.start_s
+    return Bubble(
+        fill_drain_s=spent_s[Cause.FILL] + spent_s[Cause.DRAIN],
+        input_s=spent_s[Cause.INPUT],
+        transfer_s=spent_s[Cause.TRANSFER],
+        held_s=spent_s[Cause.HELD],
     )
 
 
@@ -157,82 +148,3 @@ def _hop_s(graph: PipelineGraph, costs: CostTable, source: Task, task: Task) -> 
     if graph.rank_of(source) == graph.rank_of(task):
         return 0.0
     return costs.transfer_s(source, task.stage)
-
-
-def _availability(trace: Trace) -> dict[Task, tuple[float, float]]:
-    """For each task: when its last input was there, and when that began to move."""
-    ends = {span.task: span.end_s for span in trace.spans}
-    moves = {(m.source, m.to): (m.end_s, m.start_s) for m in trace.transfers}
-    return {
-        span.task: max(
-            (
-                moves.get((source, span.task.stage), (ends[source], ends[source]))
-                for source in trace.graph.inputs(span.task)
-            ),
-            default=(0.0, 0.0),
-        )
-        for span in trace.spans
-    }
-
-
-def _bubble(
-    spans: Sequence[Span],
-    available: dict[Task, tuple[float, float]],
-    occupied: Sequence[Interval],
-    makespan_s: float,
-) -> Bubble:
-    if not spans:
-        return Bubble(fill_drain_s=makespan_s)
-    waits = sorted((available[s.task][0], s.start_s) for s in spans)
-    held, moving = _Cursor(_union(waits)), _Cursor(_union(occupied))
-    transfer_s = held_s = input_s = 0.0
-    for before, after in itertools.pairwise(spans):
-        arrived_s, began_s = available[after.task]
-        moving_s, still = moving.split((before.end_s, after.start_s))
-        transfer_s += moving_s
-        for part in still:
-            part_s, waiting = held.split(part)
-            held_s += part_s
-            for start_s, end_s in waiting:
-                under_way_s = min(arrived_s, end_s) - max(began_s, start_s)
-                transfer_s += max(0.0, under_way_s)
-                input_s += end_s - start_s - max(0.0, under_way_s)
-    ends_s = spans[0].start_s + makespan_s - spans[-1].end_s
-    return Bubble(ends_s, input_s, transfer_s, held_s)
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merges intervals sorted by their start."""
-    merged: list[Interval] = []
-    for start, end in intervals:
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        elif end > start:
-            merged.append((start, end))
-    return merged
-
-
-class _Cursor:
-    """Cuts ascending gaps by disjoint ascending intervals."""
-
-    def __init__(self, intervals: Sequence[Interval]) -> None:
-        self._intervals = intervals
-        self._at = 0
-
-    def split(self, gap: Interval) -> tuple[float, list[Interval]]:
-        """Returns how much of `gap` the intervals cover, and what they leave."""
-        start, end = gap
-        intervals = self._intervals
-        while self._at < len(intervals) and intervals[self._at][1] <= start:
-            self._at += 1
-        covered, left, at = 0.0, [], self._at
-        while start < end and at < len(intervals) and intervals[at][0] < end:
-            first, last = max(intervals[at][0], start), min(intervals[at][1], end)
-            if start < first:
-                left.append((start, first))
-            covered += last - first
-            start = last
-            at += 1
-        if start < end:
-            left.append((start, end))
-        return covered, left

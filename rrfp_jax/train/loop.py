@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from rrfp_jax.core import trace as trace_lib
-from rrfp_jax.observe import chrome_trace, timeline
+from rrfp_jax.observe import chrome_trace, html_timeline, timeline
 from rrfp_jax.observe.metrics import MetricsWriter
 from rrfp_jax.observe.progress import progress
 from rrfp_jax.sim.report import bubble_fraction
@@ -142,6 +142,7 @@ class Loop:
         stem = f"step_{self._state.step:06d}"
         panels = [(f"step {self._state.step}", trace)]
         timeline.draw(panels, folder / f"{stem}.png", self._limit_bytes)
+        html_timeline.draw(panels, folder / f"{stem}.html", self._limit_bytes)
         chrome_trace.write(trace, folder / f"{stem}.perfetto.json")
         (folder / f"{stem}.trace.json").write_text(trace_lib.to_json(trace))
 

@@ -236,7 +236,8 @@ def test_a_run_leaves_its_config_and_the_traces_of_one_step(
     assert settings["pipeline"]["hint"] == "1f1b"
     traces = whole / "traces"
     assert {path.name for path in traces.iterdir()} == {
-        f"step_000003.{ending}" for ending in ("png", "perfetto.json", "trace.json")
+        f"step_000003.{ending}"
+        for ending in ("html", "png", "perfetto.json", "trace.json")
     }
     assert (traces / "step_000003.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((traces / "step_000003.perfetto.json").read_text())
