@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from rrfp_jax.errors import ConfigError
+from rrfp_jax.transport.in_process import copied
 
 DATA, MODEL = "data", "model"
 
@@ -102,8 +103,7 @@ def put(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[Any]:
       shardings: of each.
     """
     if all(sharding.is_fully_addressable for sharding in shardings):
-        moved: list[Any] = jax.device_put(list(values), list(shardings))
-        return moved
+        return copied(values, shardings)
     return [_put(*each) for each in zip(values, shardings, strict=True)]
 
 

@@ -34,17 +34,15 @@ class Field:
         for hint in ("bf", "bfw"):  # the whole backward and the split one
             self._both.compile(Policy(hint))
 
-    def trace(self, contender: Contender, seed: int) -> Trace:
-        """Runs a step and returns its trace."""
-        return self._run(contender, seed).trace
-
     def run(self, contender: Contender, seed: int) -> Ran:
         """Runs a step; its makespan ends when the host knows of its end."""
-        ran = self._run(contender, seed)
-        return Ran(ran.real_s, report.report(ran.trace, contender.blocking))
+        trace = self.trace(contender, seed)
+        figures = report.report(trace, contender.blocking)
+        return Ran(trace.log[-1].time_s, figures)
 
-    def _run(self, contender: Contender, seed: int) -> toy.Ran:
-        return self._both(
+    def trace(self, contender: Contender, seed: int) -> Trace:
+        """Runs a step and returns its trace."""
+        return self._both.real(
             contender.policy,
             functools.partial(self._draw, seed),
             contender.blocking,

@@ -192,10 +192,11 @@ def main() -> None:
     theirs = {n: geomean([o.published(F1B, n) for o in outcomes]) for n in (BF, BFW)}
     result = (
         f"{len(outcomes)} rows; BFW ahead of 1F1B in {ahead[BFW, F1B]} and of ZB in "
-        f"{ahead[BFW, ZB]}, BF in {ahead[BF, F1B]} and {ahead[BF, ZB]}. Geometric means over blocking 1F1B: BF {means[BF]:.2f} "
-        f"(published {theirs[BF]:.2f}), BFW {means[BFW]:.2f} ({theirs[BFW]:.2f}), "
-        f"BFW at 1F1B's memory {means[SMALL]:.2f}; controls: 1F1B overlapped "
-        f"{means[F1B_FREE]:.2f}, as deep {means[DEEP]:.2f}, Varuna {means[VARUNA]:.2f}"
+        f"{ahead[BFW, ZB]}, BF in {ahead[BF, F1B]} and {ahead[BF, ZB]}. Geometric "
+        f"means over blocking 1F1B: BF {means[BF]:.2f} (published {theirs[BF]:.2f}), "
+        f"BFW {means[BFW]:.2f} ({theirs[BFW]:.2f}), BFW at 1F1B's memory "
+        f"{means[SMALL]:.2f}; controls: 1F1B overlapped {means[F1B_FREE]:.2f}, as "
+        f"deep {means[DEEP]:.2f}, Varuna {means[VARUNA]:.2f}"
     )
     about = suite.Figure(
         "paper_tables",

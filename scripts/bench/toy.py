@@ -50,6 +50,9 @@ def make_pipeline(
     return pipeline, pipeline.place(params), split(batch, num_microbatches)
 
 
+Costs = Callable[[PipelineGraph], CostTable]
+
+
 class Ran(NamedTuple):
     """One step, in the runtime on emulated devices and in the simulator."""
 
@@ -78,17 +81,33 @@ class Both:
     def __call__(
         self,
         policy: Policy,
-        costs: Callable[[PipelineGraph], CostTable],
+        costs: Costs,
         blocking: bool = False,
         residuals: Callable[[PipelineGraph], Residuals] | None = None,
     ) -> Ran:
         """Runs a step; the real makespan is when the host learns of the last finish."""
-        trace = self._run(policy, Emulation(costs, blocking, residuals))
-        graph = trace.graph
-        simulated = simulator.simulate(
-            graph, policy, costs(graph), blocking, trace.residuals
-        )
-        return Ran(trace.log[-1].time_s, simulated.makespan_s, trace)
+        trace = self.real(policy, costs, blocking, residuals)
+        simulated_s = self.simulated_s(policy, costs, blocking, trace)
+        return Ran(trace.log[-1].time_s, simulated_s, trace)
+
+    def real(
+        self,
+        policy: Policy,
+        costs: Costs,
+        blocking: bool = False,
+        residuals: Callable[[PipelineGraph], Residuals] | None = None,
+    ) -> Trace:
+        """Runs a step in the runtime alone."""
+        return self._run(policy, Emulation(costs, blocking, residuals))
+
+    def simulated_s(
+        self, policy: Policy, costs: Costs, blocking: bool, of: Trace
+    ) -> float:
+        """Returns the simulator's makespan of the step that a trace is of."""
+        graph = of.graph
+        table = costs(graph)
+        trace = simulator.simulate(graph, policy, table, blocking, of.residuals)
+        return trace.makespan_s
 
     def _run(self, policy: Policy, emulation: Emulation | None) -> Trace:
         self._pipeline.policy, self._pipeline.emulation = policy, emulation
