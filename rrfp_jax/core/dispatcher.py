@@ -87,7 +87,7 @@ class Dispatcher:
         self._missing: dict[Task, tuple[Node, ...]] = {}
         self._running: list[Task] = []  # launched and unfinished, in launch order
         self._num_tasks = graph.num_tasks(rank)
-        self._hash = hashlib.blake2b(digest_size=8)  # of `2F0 2B0 `, all launches
+        self._sequence: list[Task] = []  # all launches
         self._stages = frozenset(graph.stages_of[rank])
         self._is_started = False
         self._story: list[Event | Instruction] = []  # all that was heard and said
@@ -100,7 +100,8 @@ class Dispatcher:
     @property
     def sequence_hash(self) -> bytes:
         """The hash of all launches so far, in order: equal where sequences are."""
-        return self._hash.digest()
+        text = "".join(f"{task} " for task in self._sequence)  # `2F0 2B0 `
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
     def handle(self, event: Event) -> list[Instruction]:
         """Applies one event; the only method that changes the state.
@@ -206,10 +207,10 @@ class Dispatcher:
     def _launch(self, task: Task, instructions: list[Instruction]) -> None:
         self._arbiter.launched(task)
         self._running.append(task)
+        self._sequence.append(task)
         self.num_launched += 1
         instructions.append(Launch(task))
         kind, stage, j = task
-        self._hash.update(b"%d%b%d " % (stage, kind.encode(), j))
         placement = self._graph.placement
         for target_kind, target in self._graph.route(j).successors[kind, stage]:
             if placement[target] == self.rank:

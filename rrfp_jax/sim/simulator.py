@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 from collections.abc import Iterator, Sequence
 
 from rrfp_jax.core.dispatcher import Dispatcher, explain_stall
@@ -51,7 +52,7 @@ def drive(dispatchers: Sequence[Dispatcher], machine: Machine) -> Trace:
     Raises:
       StallError: tasks remain and nothing is under way.
     """
-    with _without_cycle_collection():
+    with without_cycle_collection():
         return _drive(dispatchers, machine)
 
 
@@ -71,16 +72,15 @@ def _drive(dispatchers: Sequence[Dispatcher], machine: Machine) -> Trace:
 
     for rank in range(len(dispatchers)):
         tell(Told(0.0, rank, Started()))
-    while (due_s := machine.next_due_s()) is not None:
-        if (told := machine.pop(due_s)) is not None:
-            tell(told)
+    while (told := machine.pop(math.inf)) is not None:
+        tell(told)
     if not all(dispatcher.is_done for dispatcher in dispatchers):
         raise StallError(explain_stall(dispatchers))
     return trace
 
 
 @contextlib.contextmanager
-def _without_cycle_collection() -> Iterator[None]:
+def without_cycle_collection() -> Iterator[None]:
     """Pauses the cyclic collector: a simulation makes many tuples and no cycle."""
     was_enabled = gc.isenabled()
     gc.disable()
