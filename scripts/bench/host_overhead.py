@@ -21,42 +21,8 @@ import jax
 NUM_RANKS, NUM_MICROBATCHES, NUM_REPEATS = 4, 64, 15
 jax.config.update("jax_num_cpu_devices", NUM_RANKS)  # before the first use
 
-import numpy as np
 import toy
-
-from rrfp_jax import Pipeline
-
-
-class PlainLoop:
-    """Calls a pipeline's own executables in a fixed order, microbatch by microbatch."""
-
-    def __init__(self, pipeline: Pipeline, params: Any, microbatches: Any) -> None:
-        graph, self._feeds = pipeline._prepare(microbatches, backward=True)
-        layouts = [[feed[1] for feed in each] for each in self._feeds]
-        self._plans = pipeline.compiler.plans(graph, layouts)
-        self._at = [rank.replicated for rank in pipeline.ranks]
-        self._scale = jax.device_put(np.float32(1), self._at[-1])
-        self._params = [jax.tree.leaves(p) for p in params]
-        self._zeros = pipeline._accumulators.zeros
-
-    def __call__(self) -> None:
-        """Runs a step and waits for its gradients."""
-        accumulators = self._zeros()
-        for feeds, plan in zip(self._feeds, self._plans, strict=True):
-            saved, payload = [], []
-            for s, programs in enumerate(plan):
-                rest = jax.device_put(payload or feeds[s][0], self._at[s])
-                payload, kept, _ = programs.forward(self._params[s], rest)
-                pool = [*rest, *payload, *kept]
-                saved.append(programs.saved.of(pool))
-            cotangents = [self._scale]
-            for s in reversed(range(NUM_RANKS)):
-                accumulators[s], onward, _ = plan[s].backward(
-                    accumulators[s], self._params[s], saved[s], [cotangents]
-                )
-                if s:
-                    cotangents = jax.device_put(onward[0], self._at[s - 1])
-        jax.block_until_ready(accumulators)
+from plain_loop import PlainLoop
 
 
 def seconds(call: Callable[[], Any]) -> float:

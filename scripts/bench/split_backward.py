@@ -145,33 +145,38 @@ def cases() -> dict[str, Case]:
     return found
 
 
+def compiled_programs(
+    case: Case, is_split: bool, rank: placing.RankMesh
+) -> StagePrograms:
+    """Returns the programs of a case, as the runtime compiles them for a rank."""
+    params, layout = flatten(case.params)
+    inputs, source = flatten(case.inputs)
+    stage = Stage(case.fn)
+    signature = Signature(
+        params=layout,
+        sources=(source,) if inputs else (),
+        wants_cotangent=(True,) if inputs else (),
+        num_targets=0 if case.is_loss else 1,
+        feed=flatten(case.feed)[1],
+        has_backward=True,
+        is_split=is_split,
+        is_loss=case.is_loss,
+    )
+    traced = trace_stage(stage, signature, stage.trained(case.params))
+    return compile_stage(traced, signature, rank, [rank.replicated] * len(params))
+
+
 class Compiled:
     """A case, compiled with its backward whole or split."""
 
     def __init__(self, case: Case, is_split: bool) -> None:
         (self.rank,) = placing.make_ranks(1)
-        self.params, layout = flatten(case.params)
-        inputs, source = flatten(case.inputs)
-        feed, feed_layout = flatten(case.feed)
-        self.rest = jax.device_put([*inputs, *feed], self.rank.device)
-        stage = Stage(case.fn)
-        signature = Signature(
-            params=layout,
-            sources=(source,) if inputs else (),
-            wants_cotangent=(True,) if inputs else (),
-            num_targets=0 if case.is_loss else 1,
-            feed=feed_layout,
-            has_backward=True,
-            is_split=is_split,
-            is_loss=case.is_loss,
-        )
         began_s = time.perf_counter()
-        traced = trace_stage(stage, signature, stage.trained(case.params))
-        shardings = [self.rank.replicated] * len(self.params)
-        self.programs: StagePrograms = compile_stage(
-            traced, signature, self.rank, shardings
-        )
+        self.programs = compiled_programs(case, is_split, self.rank)
         self.compile_s = time.perf_counter() - began_s
+        self.params = flatten(case.params)[0]
+        arrays = [*flatten(case.inputs)[0], *flatten(case.feed)[0]]
+        self.rest = jax.device_put(arrays, self.rank.device)
         outputs, kept, _ = self.programs.forward(self.params, self.rest)
         self.saved = self.programs.saved.of([*self.rest, *outputs, *kept])
         if case.is_loss:
@@ -180,22 +185,36 @@ class Compiled:
             self.cotangents = [[jnp.ones_like(o) for o in outputs if is_inexact(o)]]
         self.grads = [jnp.zeros(p.shape, jnp.float32) for p in self.params]
 
-    def backward(self) -> tuple[list[Any], Any]:
-        """Runs it all; returns gradients, added up, and input cotangents."""
+    def launch(self) -> tuple[Any, Any]:
+        """Starts a backward; returns input cotangents, and what is ready last."""
         programs = self.programs
         assert programs.backward is not None
         if programs.weight is None:
             self.grads, onward, flag = programs.backward(
                 self.grads, self.params, self.saved, self.cotangents
             )
-        else:
-            onward, crossing, _ = programs.backward(
-                self.params, self.saved, self.cotangents
-            )
-            pool = [*self.saved, *self.cotangents[0], *crossing]
-            self.grads, flag = programs.weight(
-                self.grads, self.params, programs.kept.of(pool)
-            )
+            return onward, flag
+        onward, kept = self.launch_input_half()
+        return onward, self.launch_weight_half(kept)
+
+    def launch_input_half(self) -> tuple[Any, Any]:
+        """Starts a B; returns the input cotangents and what W needs."""
+        assert self.programs.backward is not None
+        onward, crossing, _ = self.programs.backward(
+            self.params, self.saved, self.cotangents
+        )
+        pool = [*self.saved, *self.cotangents[0], *crossing]
+        return onward, self.programs.kept.of(pool)
+
+    def launch_weight_half(self, kept: Any) -> Any:
+        """Starts a W; returns what is ready when it is done."""
+        assert self.programs.weight is not None
+        self.grads, flag = self.programs.weight(self.grads, self.params, kept)
+        return flag
+
+    def backward(self) -> tuple[list[Any], Any]:
+        """Runs it all; returns gradients, added up, and input cotangents."""
+        onward, flag = self.launch()
         flag.block_until_ready()
         return self.grads, onward
 

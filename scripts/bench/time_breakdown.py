@@ -40,7 +40,13 @@ CONTENDERS = {
     "BF": suite.readiness("bf"),
     "BFW": suite.readiness("bfw"),
 }
-COLOURS = ("#0072b2", "#bbbbbb", "#e69f00", "#cc79a7", "#666666", "#d55e00")
+COLOURS = {
+    "compute": "#0072b2",
+    "fill_drain": "#bbbbbb",
+    "input": "#e69f00",
+    "transfer": "#cc79a7",
+    "held": "#666666",
+}
 
 
 def run(workload: Workload, name: str, seed: int, letter_s: float) -> tuple[Ran, float]:
@@ -100,12 +106,15 @@ def draw(rows: Sequence[dict[str, Any]]) -> figure.Figure:
     axes = drawn.subplots()
     names = [f"TP{each['tp']} {each['contender']}" for each in rows]
     left = [0.0] * len(rows)
-    parts = ("compute_s", "fill_drain_s", "input_s", "transfer_s", "held_s")
-    for part, colour in zip((*parts, "agreement_s"), COLOURS, strict=True):
-        values = [max(0.0, each[part]) for each in rows]
-        label = part.removesuffix("_s").replace("_", ", ")
-        axes.barh(names, values, left=left, label=label, color=colour)
+    for part, colour in COLOURS.items():
+        values = [each[f"{part}_s"] for each in rows]
+        label = part.replace("_", ", ")
+        bars = axes.barh(names, values, left=left, label=label, color=colour)
         left = [a + b for a, b in zip(left, values, strict=True)]
+    added = [each["agreement_s"] for each in rows]
+    labels = [f"agreement {1e3 * a:.0f} ms of it" if a else "" for a in added]
+    axes.bar_label(bars, labels, padding=3, fontsize=7)
+    axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.set_xlabel("seconds of a step, mean of the ranks")
     axes.legend(fontsize=8)

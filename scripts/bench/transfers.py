@@ -16,6 +16,7 @@ import pathlib
 import socket
 import statistics
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,12 +32,31 @@ from rrfp_jax.runtime.devices import RealDevices
 from rrfp_jax.transport.base import Expected, Message, Name
 from rrfp_jax.transport.pulls import Pulls
 
-SIZES = {"4kib": 4 << 10, "256kib": 256 << 10, "16mib": 16 << 20}
 WAYS = ("host", "transfer")
-NUM_ROUNDS = 31
-NUM_WARM_UP = 2  # rounds that do not count
-BURST = 8  # payloads
 MIB = 1 << 20
+
+
+class Payload(NamedTuple):
+    """What is sent, and how often.
+
+    Attributes:
+      num_bytes: of one.
+      num_rounds: that count.
+      burst: payloads of a burst.
+      num_warm_up: rounds before, that do not count.
+    """
+
+    num_bytes: int
+    num_rounds: int = 31
+    burst: int = 8
+    num_warm_up: int = 2
+
+
+PAYLOADS = {
+    "4kib": Payload(4 << 10),
+    "256kib": Payload(256 << 10),
+    "16mib": Payload(16 << 20),
+}
 
 
 class Round(NamedTuple):
@@ -51,14 +71,16 @@ class End:
 
     def __init__(self, joined: cluster.Cluster, number: int, way: wire.Way) -> None:
         assert joined.desk is not None
-        ranks = [placing.mesh_of([device], 1, 1) for device in jax.devices()]
+        firsts = {d.process_index: d for d in reversed(cluster.devices())}
+        ranks = [placing.mesh_of([firsts[process]], 1, 1) for process in range(2)]
         self._is_sender = joined.process == 0
         self._source, self._target = (rank.replicated for rank in ranks)
         self._wire = wire.connect(joined.desk, number, ranks, way)
 
-    def measure(self, num_bytes: int) -> Round | None:
+    def measure(self, payload: Payload) -> Round | None:
         """Returns what the receiver has seen; None at the sender."""
-        one_way_s, burst_s = self._step(num_bytes, 1), self._step(num_bytes, BURST)
+        one_way_s = self._step(payload.num_bytes, 1)
+        burst_s = self._step(payload.num_bytes, payload.burst)
         return None if self._is_sender else Round(one_way_s, burst_s)
 
     def _step(self, num_bytes: int, count: int) -> float:
@@ -109,7 +131,9 @@ class End:
         return [Message(*t.event) for t in told if isinstance(t.event, Arrived)]
 
 
-def work(there: Any, coordinator: str, process: int) -> None:
+def work(
+    there: Any, coordinator: str, process: int, payloads: Mapping[str, Payload]
+) -> None:
     """Is one of the two processes; the second one posts its rounds."""
     jax.config.update("jax_num_cpu_devices", 1)
     with cluster.joined(cluster.Whereabouts(coordinator, 2, process)) as joined:
@@ -117,14 +141,16 @@ def work(there: Any, coordinator: str, process: int) -> None:
         ends = {
             name: End(joined, number, ways[name]) for number, name in enumerate(WAYS)
         }
-        for size, num_bytes in SIZES.items():
-            for _ in range(NUM_WARM_UP + NUM_ROUNDS):
+        for size, payload in payloads.items():
+            for _ in range(payload.num_warm_up + payload.num_rounds):
                 for name, end in ends.items():
-                    there.send((size, name, end.measure(num_bytes)))
+                    there.send((size, name, end.measure(payload)))
 
 
-def measured() -> dict[tuple[str, str], list[Round]]:
-    """Returns the rounds by size and way."""
+def rounds_of(
+    payloads: Mapping[str, Payload],
+) -> Iterator[tuple[tuple[str, str], Round]]:
+    """Yields the rounds as they end, with their size and way; warm-up as well."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -132,21 +158,32 @@ def measured() -> dict[tuple[str, str], list[Round]]:
     pipes, processes = [], []
     for process in range(2):
         here, there = context.Pipe()
-        processes.append(
-            context.Process(target=work, args=(there, coordinator, process))
-        )
+        arguments = (there, coordinator, process, payloads)
+        processes.append(context.Process(target=work, args=arguments))
         processes[-1].start()
         there.close()
         pipes.append(here)
-    rounds: dict[tuple[str, str], list[Round]] = {}
-    total = len(SIZES) * len(WAYS) * (NUM_WARM_UP + NUM_ROUNDS)
-    for _ in tqdm.tqdm(range(total), "rounds", leave=False):
+    for _ in range(num_rounds(payloads)):
         pipes[0].recv()
         size, way, found = pipes[1].recv()
-        rounds.setdefault((size, way), []).append(found)
+        yield (size, way), found
     for each in processes:
         each.join()
-    return {key: each[NUM_WARM_UP:] for key, each in rounds.items()}
+
+
+def num_rounds(payloads: Mapping[str, Payload]) -> int:
+    """Returns how many `rounds_of` yields."""
+    counts = [each.num_warm_up + each.num_rounds for each in payloads.values()]
+    return len(WAYS) * sum(counts)
+
+
+def measured() -> dict[tuple[str, str], list[Round]]:
+    """Returns the rounds that count, by size and way."""
+    rounds: dict[tuple[str, str], list[Round]] = {}
+    total = num_rounds(PAYLOADS)
+    for key, found in tqdm.tqdm(rounds_of(PAYLOADS), "rounds", total, leave=False):
+        rounds.setdefault(key, []).append(found)
+    return {key: each[PAYLOADS[key[0]].num_warm_up :] for key, each in rounds.items()}
 
 
 def main() -> None:
@@ -156,12 +193,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, figures = measured(), {}
     print(f"{'payload':>8} {'way':>9} {'one way ms (range)':>26} {'MiB/s':>8}")
-    for size, num_bytes in SIZES.items():
+    for size, payload in PAYLOADS.items():
         medians = {}
         for way in WAYS:
             one_way_ms = sorted(each.one_way_s * 1e3 for each in rounds[size, way])
             burst_s = statistics.median(each.burst_s for each in rounds[size, way])
-            rate = BURST * num_bytes / MIB / burst_s
+            rate = payload.burst * payload.num_bytes / MIB / burst_s
             medians[way] = statistics.median(one_way_ms)
             spread = f"{one_way_ms[0]:.2f} .. {one_way_ms[-1]:.2f}"
             print(f"{size:>8} {way:>9} {medians[way]:9.2f} {spread:>16} {rate:8.0f}")
