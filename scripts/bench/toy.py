@@ -33,7 +33,6 @@ def last(params: Any, h: Any, _: Any) -> Any:
 def make_pipeline(
     num_ranks: int,
     num_microbatches: int,
-    kind: type[Pipeline] = Pipeline,
     placement: Sequence[int] | None = None,
 ) -> tuple[Pipeline, Any, Any]:
     """Returns a pipeline, its parameters on their devices, and its microbatches.
@@ -45,7 +44,7 @@ def make_pipeline(
     params = [jax.random.normal(key, (8, 8)) for key in keys]
     rest = [*[middle] * (num_stages - 2), last]
     unfed = [Stage(fn, select=lambda _: None) for fn in rest]
-    pipeline = kind([first, *unfed], params, placement=placement)
+    pipeline = Pipeline([first, *unfed], params, placement=placement)
     batch = {"x": np.ones((num_microbatches * 2, 8), np.float32)}
     return pipeline, pipeline.place(params), split(batch, num_microbatches)
 
