@@ -90,10 +90,14 @@ def draw(found: Mapping[str, Mapping[str, Sequence[Ran]]], over: str) -> figure.
         values = [suite.paired(runs[over], runs[name]) for runs in found.values()]
         places = [i + k * width for i in range(len(found))]
         axes.bar(places, values, width * 0.95, label=name)
-    axes.set_xticks([i + 0.35 for i in range(len(found))], list(found), fontsize=8)
+    labels = [
+        name.replace(", ", ",\n").replace(" as slow", "\nas slow") for name in found
+    ]
+    axes.set_xticks([i + 0.35 for i in range(len(found))], labels, fontsize=8)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylabel(f"speed-up over {over}")
-    axes.legend(fontsize=7, ncols=3)
+    axes.margins(y=0.25)  # room for the legend
+    axes.legend(fontsize=7, ncols=3, loc="upper right")
     return drawn
 
 

@@ -33,18 +33,19 @@ def last(params: Any, h: Any, _: Any) -> Any:
 def make_pipeline(
     num_ranks: int,
     num_microbatches: int,
+    make: Callable[..., Pipeline] = Pipeline,
     placement: Sequence[int] | None = None,
 ) -> tuple[Pipeline, Any, Any]:
     """Returns a pipeline, its parameters on their devices, and its microbatches.
 
-    One stage a rank, unless a placement says otherwise.
+    One stage a rank, unless a placement says otherwise. `make` may put it elsewhere.
     """
     num_stages = num_ranks if placement is None else len(placement)
     keys = jax.random.split(jax.random.key(0), num_stages)
     params = [jax.random.normal(key, (8, 8)) for key in keys]
     rest = [*[middle] * (num_stages - 2), last]
     unfed = [Stage(fn, select=lambda _: None) for fn in rest]
-    pipeline = Pipeline([first, *unfed], params, placement=placement)
+    pipeline = make([first, *unfed], params, placement=placement)
     batch = {"x": np.ones((num_microbatches * 2, 8), np.float32)}
     return pipeline, pipeline.place(params), split(batch, num_microbatches)
 
