@@ -81,7 +81,7 @@ def _drive(dispatchers: Sequence[Dispatcher], machine: Machine) -> Trace:
 
 @contextlib.contextmanager
 def without_cycle_collection() -> Iterator[None]:
-    """Pauses the cyclic collector: a simulation makes many tuples and no cycle."""
+    """Pauses the cyclic collector: a step makes many tuples and no cycle."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -8,6 +8,7 @@ once a step. The first process writes the metrics and the pictures.
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import math
 import pathlib
@@ -115,6 +116,11 @@ class Trainer:
             if metrics is not None:
                 metrics.rewind(state.step)
             self._compile(state)
+            # What JAX has traced and compiled stays: without this each full collection,
+            # now between steps, would walk all of it again.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             return Loop(self, config, folder, state, checkpoints, metrics).run()
 
     @contextlib.contextmanager
