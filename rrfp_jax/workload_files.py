@@ -40,14 +40,16 @@ def emulated(
     Args:
       path: of the config; the workload that it names is a variant of `workloads.py`
         beside it.
-      ranks: instead of the config's; 0 for those. Stages are then cut and scaled for
-        this number.
+      ranks: instead of the config's; 0 for those. Towers then have as many layers fewer
+        or more, so that a rank holds what it holds there.
 
     Raises:
       ConfigError: as `read`.
     """
     config = config_border.from_config_dict(EmulatedConfig, _call(path, "get_config"))
-    config = dataclasses.replace(config, ranks=ranks or config.ranks)
+    if ranks:
+        fraction = config.layer_fraction * ranks / config.ranks
+        config = dataclasses.replace(config, ranks=ranks, layer_fraction=fraction)
     beside = pathlib.Path(path).with_name(WORKLOADS)
     true = Workload(
         config.applied_to(read(beside, config.workload)),

@@ -51,19 +51,18 @@ class Job:
 JOB = Job(**json.loads(sys.argv[1]))
 jax.config.update("jax_num_cpu_devices", JOB.num_ranks * JOB.model // JOB.num_processes)
 
+import emulated_ranks
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from rrfp_jax import Emulation, Pipeline, Policy, Stage, split
-from rrfp_jax.coordination import layout
-from rrfp_jax.coordination.cluster import Cluster, Whereabouts, devices, joined
+from rrfp_jax.coordination.cluster import Cluster, Whereabouts, joined
 from rrfp_jax.core import policies
 from rrfp_jax.core.events import Arrived, Finished, Launch
 from rrfp_jax.core.graph import PipelineGraph
 from rrfp_jax.core.task import Task
 from rrfp_jax.core.trace import Trace
-from rrfp_jax.runtime import placing, wire
 from rrfp_jax.runtime.driving import drive
 from rrfp_jax.sim import costs
 
@@ -90,17 +89,9 @@ class Late:
 
 def make_pipeline(cluster: Cluster) -> tuple[Pipeline, Any, Late | None]:
     """Returns the pipeline of the job, its parameters, and what makes it late."""
-    sizes = [JOB.model] * JOB.num_ranks
-    (spots,), _ = layout.lay_out(cluster.spots, sizes)
-    all_devices = devices()
-    ranks = [
-        placing.mesh_of([all_devices[spot.number] for spot in rank], 1, JOB.model)
-        for rank in spots
-    ]
-    connected, late = None, None
-    if cluster.desk is not None:
-        way = wire.Way()
-        connected = wire.connect(cluster.desk, 0, ranks, way)
+    ranks, connected = emulated_ranks.connected(cluster, JOB.num_ranks, JOB.model)
+    late = None
+    if connected is not None:
         late = Late(connected.transport, cluster.process % JOB.model)
         connected = dataclasses.replace(connected, transport=late)  # type: ignore[arg-type]
     width = JOB.payload_bytes // (4 * _ROWS)

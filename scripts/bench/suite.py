@@ -249,8 +249,7 @@ def publish(
         writer.writeheader()
         writer.writerows(rows)
     picture.savefig(flags.out / f"{about.name}.png", dpi=120, bbox_inches="tight")
-    if flags.out.resolve() == ROOT / "docs/bench":
-        _record(about)
+    record(flags.out, about)
 
 
 _HEAD = """# Benchmarks
@@ -264,7 +263,10 @@ ratios within one run. [method.md](method.md) says what the controls are for,
 """
 
 
-def _record(about: Figure) -> None:
+def record(folder: pathlib.Path, about: Figure) -> None:
+    """Writes the row of a figure, if its files are in docs/bench."""
+    if folder.resolve() != ROOT / "docs/bench":
+        return
     path = ROOT / "docs/benchmarks.md"
     lines = path.read_text().splitlines() if path.exists() else []
     old = [line for line in lines if line.startswith("| [")]

@@ -1,28 +1,44 @@
-"""Values come together whatever else is in the mail; proposals go to their rank."""
+"""Values come together, whatever else is in the mail and however many gather."""
 
 import logging
 import threading
 
+import msgpack
 import pytest
 
+from rrfp_jax.coordination import desk as desk_lib
 from rrfp_jax.coordination.desk import Desk
-from rrfp_jax.coordination.groups import Groups
-from rrfp_jax.core.agreement import Group
-from rrfp_jax.core.events import Proposal, Proposed
-from rrfp_jax.core.task import parse
-from rrfp_jax.errors import PeerLost, ProtocolError
-from rrfp_jax.transport.mail import Letter, Mail
+from rrfp_jax.errors import PeerLost, RemoteError, StallError
+from rrfp_jax.transport.mail import Mail
+
+
+@pytest.fixture(params=["direct", "tree"])
+def way(request, monkeypatch):
+    """How values are gathered, be the groups as small as they are."""
+    if request.param == "tree":
+        monkeypatch.setattr(desk_lib, "LARGEST_DIRECT", 0)
 
 
 @pytest.fixture
-def desks():
-    """The desks of three processes, all in this one."""
-    mails = [Mail(process, "run") for process in range(3)]
-    for mail in mails:
-        mail.introduce([each.address for each in mails])
-    yield [Desk(process, mail, lambda: None) for process, mail in enumerate(mails)]
-    for mail in mails:
+def make_desks():
+    """Makes the desks of some processes, all in this one."""
+    opened = []
+
+    def make(count, check=lambda: None):
+        mails = [Mail(process, "run") for process in range(count)]
+        opened.extend(mails)
+        for mail in mails:
+            mail.introduce([each.address for each in mails])
+        return [Desk(process, mail, check) for process, mail in enumerate(mails)]
+
+    yield make
+    for mail in opened:
         mail.close()
+
+
+@pytest.fixture
+def desks(make_desks, way):
+    return make_desks(3)
 
 
 def together(*calls):
@@ -79,18 +95,153 @@ def test_a_value_may_be_large(desks):
     assert found[1] == [text, ""]
 
 
-def test_whoever_waits_learns_that_the_run_has_ended():
-    mail = Mail(0, "run")
-    mail.introduce([mail.address, mail.address._replace(endpoint="tcp://127.0.0.1:1")])
+@pytest.mark.parametrize("process", [0, 1])
+def test_whoever_waits_learns_that_the_run_has_ended(way, process):
+    """In a tree the first waits for one under it, and the other for the first."""
+    mail = Mail(process, "run")
+    nowhere = mail.address._replace(endpoint="tcp://127.0.0.1:1")
+    mail.introduce([nowhere, mail.address] if process else [mail.address, nowhere])
 
     def check():
-        raise PeerLost("process 1 is lost")
+        raise PeerLost("process 7 is lost")
 
     try:
         with pytest.raises(PeerLost):
-            Desk(0, mail, check).all_gather(1, (0, 1))
+            Desk(process, mail, check).all_gather(1, (0, 1))
     finally:
         mail.close()
+
+
+MANY = 20  # more than gather directly; the tree is two deep
+
+
+def count_sent(desk, sent):
+    """Notes whom a desk writes to, and how long the bodies are."""
+    send = desk.mail.send
+
+    def counting(to, kind, body, frames):
+        sent.append((to, len(msgpack.packb(body))))
+        send(to, kind, body, frames)
+
+    desk.mail.send = counting
+
+
+def test_many_gather_in_a_row_with_few_letters(make_desks):
+    """Who is done begins with the next one, while others still pass the last one on."""
+    desks = make_desks(MANY)
+    sent = [[] for _ in desks]
+    for desk, mine in zip(desks, sent, strict=True):
+        count_sent(desk, mine)
+
+    def thrice(desk):
+        return [desk.all_gather((desk.process, i), range(MANY)) for i in range(3)]
+
+    found = together(*(lambda d=d: thrice(d) for d in desks))
+    assert found == [[[(p, i) for p in range(MANY)] for i in range(3)]] * MANY
+    assert sum(map(len, sent)) == 3 * 2 * (MANY - 1)
+    assert max(len({to for to, _ in mine}) for mine in sent) == 8
+    assert [desk._said for desk in desks] == [{}] * MANY
+
+
+def test_letters_of_a_gather_are_as_short_among_many_as_among_few(make_desks):
+    desks, sent = make_desks(MANY), []
+    count_sent(desks[-1], sent)
+    for members in (range(MANY - 2, MANY), range(MANY)):
+        desks[-1].gather(None, members)
+    assert len({length for _, length in sent}) == 1
+
+
+def test_large_groups_that_overlap_do_not_mix(make_desks):
+    """Every other process gathers with its like in between."""
+    desks, odd = make_desks(MANY), range(1, MANY, 2)
+
+    def gathers(desk):
+        found = []
+        for i in range(3):
+            if desk.process in odd:
+                found.append(desk.all_gather(f"{desk.process} odd {i}", odd))
+                desk.gather(f"{desk.process} traces {i}", odd)  # numbered with them
+            found.append(desk.all_gather(f"{desk.process} all {i}", range(MANY)))
+        return found
+
+    found = together(*(lambda d=d: gathers(d) for d in desks))
+    for process, mine in enumerate(found):
+        expected = []
+        for i in range(3):
+            if process in odd:
+                expected.append([f"{p} odd {i}" for p in odd])
+            expected.append([f"{p} all {i}" for p in range(MANY)])
+        assert mine == expected
+
+
+def test_nobody_among_many_has_the_values_before_all_have_called(make_desks):
+    """The first of all calls last: when all that is under it has spoken."""
+    desks, story, num_heard = make_desks(MANY), [], 0
+    whole = desks[0]._gathered
+
+    def hear(letter):
+        nonlocal num_heard
+        num_heard += 1
+        whole(letter)
+
+    def gather(desk):
+        if desk is desks[0]:
+            desk.handle("gather", hear)
+            desk.until(lambda: num_heard == 8)
+            story.append("the last one calls")
+        desk.all_gather(None, range(MANY))
+        story.append("has all")
+
+    together(*(lambda d=d: gather(d) for d in desks))
+    assert story == ["the last one calls"] + ["has all"] * MANY
+
+
+@pytest.mark.parametrize("error", [PeerLost, RemoteError, StallError])
+@pytest.mark.parametrize("missing", [0, 1, MANY - 1])
+def test_all_who_gather_learn_that_one_is_lost(make_desks, error, missing):
+    """Be it the first, one with others under it, or one without."""
+    is_known = threading.Event()
+
+    def check():
+        if is_known.is_set():
+            raise error(f"process {missing} is lost")
+
+    desks = make_desks(MANY, check)
+    missed = [d for d in desks if d.process != missing]
+    num_waiting = threading.Semaphore(0)
+    for desk in missed:
+        desk._progress = lambda is_idle: num_waiting.release() if is_idle else None
+
+    def gather(desk):
+        with pytest.raises(error, match=f"process {missing} is lost"):
+            desk.all_gather(None, range(MANY))
+        return "learned"
+
+    def tell():
+        for _ in missed:  # each waits, some twice
+            assert num_waiting.acquire(timeout=30)
+        is_known.set()
+
+    found = together(*(lambda d=d: gather(d) for d in missed), tell)
+    assert found == ["learned"] * (MANY - 1) + [None]
+
+
+def test_who_waits_in_a_tree_says_for_whom(caplog):
+    """One of 9 waits for the first, which would name the one that is late."""
+    mail = Mail(5, "run")
+    mail.introduce([mail.address._replace(endpoint="tcp://127.0.0.1:1")] * 9)
+
+    def check():
+        raise PeerLost("process 0 is lost")
+
+    desk = Desk(5, mail, check, watchdog_s=0.0)
+    try:
+        with caplog.at_level(logging.WARNING), pytest.raises(PeerLost):
+            desk.all_gather(None, range(9))
+    finally:
+        mail.close()
+    (record,) = caplog.records
+    assert record.getMessage().endswith("process 5 waits for a word of [0]")
 
 
 def test_who_waits_is_at_rest_and_says_for_what(caplog):
@@ -110,61 +261,3 @@ def test_who_waits_is_at_rest_and_says_for_what(caplog):
     assert record.getMessage() == (
         "nothing has happened here for 0 s: process 0 waits for a word of [1]"
     )
-
-
-class Post:
-    """Keeps what is sent."""
-
-    def __init__(self):
-        self.sent = []
-
-    def send(self, to, kind, body):
-        self.sent.append((to, kind, body))
-
-
-def groups(process, post=None):
-    members = [(0, 1), (2,), (2, 3)]
-    return Groups(post or Post(), "proposal 0", process, members)
-
-
-PROPOSAL = Proposal(0, (parse("0F1"),), 2)
-
-
-def test_a_process_has_a_group_where_it_shares_a_rank():
-    assert groups(2).groups == {2: Group(0, 2)}
-    assert groups(1).groups == {0: Group(1, 2)}
-
-
-def test_a_proposal_goes_to_the_other_members_of_its_rank_only():
-    post = Post()
-    mine = groups(0, post)
-    mine.begin()
-    mine.propose(0, PROPOSAL)
-    assert post.sent == [(1, "proposal 0", [0, 0, PROPOSAL])]
-
-
-def letter(step, rank=0, sender=1):
-    body = (step, rank, (0, (("F", 0, 1),), 2))
-    return Letter(sender, "proposal 0", body, [])
-
-
-def test_a_proposal_of_the_next_step_is_held_and_one_of_the_last_is_late():
-    mine = groups(0)
-    mine.begin()
-    mine.on_letter(letter(1))
-    assert mine.heard() == []
-    mine.begin()
-    assert mine.heard() == [(0, Proposed(1, PROPOSAL))]
-    assert mine.heard() == []
-    mine.on_letter(letter(0))
-    assert mine.heard() == []
-
-
-@pytest.mark.parametrize(
-    "wrong", [letter(0, sender=3), letter(0, rank=7), Letter(1, "p", ("x",), [])]
-)
-def test_a_proposal_from_outside_the_rank_is_refused(wrong):
-    mine = groups(0)
-    mine.begin()
-    with pytest.raises(ProtocolError):
-        mine.on_letter(wrong)
