@@ -1,9 +1,10 @@
 """A thread a process that hears whether the others live, and learns who failed first.
 
-A star: everybody beats to process 0, which answers each beat with its own. Process 0
-asks its `Judge` about all, and tells all of the verdict; every other process has a
-judge too, of process 0 only, for then nobody else could tell. So all hear the same
-first cause, but when the network falls into parts.
+A star: everybody beats to process 0, which answers each beat with its own; the more
+there are, the less often (`beat_interval_s`). Process 0 asks its `Judge` about all, and
+tells all of the verdict; every other process has a judge too, of process 0 only, for
+then nobody else could tell. So all hear the same first cause, but when the network
+falls into parts.
 
 A process that dies with an error reports it, and stays until it knows the verdict; so
 does process 0 until all others have confirmed that they know it (or are lost, or time
@@ -37,8 +38,35 @@ from rrfp_jax.transport.mail import Letter, Mail
 
 _FLUSH_S = 1.0  # in which the others should confirm a verdict
 _PAUSE_S = 0.05  # between looks, near the end
+_BATCH_S = 0.01  # at least, between looks: to wake costs more than to read a letter
 _PATIENCE_S = 2.0  # of `report`, beyond what a silence takes to be noticed
 _LONGEST_CAUSE = 10_000  # characters; JAX's can be megabytes
+_LONGEST_TICK_S = 1.0  # between two looks of the judge
+# Of the beat interval, a process: a beat and its answer take process 0 80 us of CPU
+# (scripts/bench/heartbeats.py), so all of them 4 % of a core.
+_SPREAD_S = 80e-6 / 0.04
+
+
+def beat_interval_s(
+    num_processes: int, peer_timeout_s: float, stall_timeout_s: float
+) -> float:
+    """Returns how often a process beats: each second, in a large run less often.
+
+    It grows with the processes, so that what process 0 spends does not; but there are 8
+    beats or more in either timeout. So with the defaults it grows up to 3,750
+    processes, to 7.5 s.
+
+    A silence is noticed as soon as with a beat each second: it counts from the last
+    beat, which was before it, and the judge looks each second whatever the interval is.
+    Process 0 tells of a verdict at once, and no beat is waited for. What longer
+    intervals take away is margin: of a process that is alive, 8 beats in a row have to
+    be late before it counts as silent. And whether a process is idle is known from its
+    last beat, so without several of them in `stall_timeout_s` a run that goes on could
+    be taken for one that waits for itself.
+    """
+    longest_s = min(peer_timeout_s, stall_timeout_s) / 8
+    spread_s = min(_SPREAD_S * num_processes, longest_s)
+    return min(max(_LONGEST_TICK_S, spread_s), peer_timeout_s / 8)
 
 
 class Heartbeat:
@@ -71,7 +99,10 @@ class Heartbeat:
         self._process, self._mail, self._describe = process, mail, describe
         self._peer_timeout_s = peer_timeout_s
         self._on_fatal, self._grace_s = on_fatal, grace_s
-        self._interval_s = min(1.0, peer_timeout_s / 8)
+        self._interval_s = beat_interval_s(
+            num_processes, peer_timeout_s, stall_timeout_s
+        )
+        self._tick_s = min(_LONGEST_TICK_S, peer_timeout_s / 8)
         is_first = process == 0
         # Whom this process writes to, and has not heard goodbye from.
         self._others = set(range(1, num_processes)) if is_first else {0}
@@ -153,7 +184,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         try:
-            due_s = time.monotonic()
+            due_s = tick_due_s = time.monotonic()
             while not self._may_end():
                 for letter in self._mail.receive():
                     self._read(letter)
@@ -162,10 +193,14 @@ class Heartbeat:
                     due_s = now_s + self._interval_s
                     self._beat()
                 self._speak()
-                self._learn(self._judge.tick(now_s))
+                if now_s >= tick_due_s:  # not at each letter: it looks at all
+                    tick_due_s = now_s + self._tick_s
+                    self._learn(self._judge.tick(now_s))
                 self._follow_up(now_s)
                 is_ending = self._verdict is not None or self._stopped_s < math.inf
-                self._mail.wait(_PAUSE_S if is_ending else due_s - now_s)
+                time.sleep(_BATCH_S)
+                rest_s = min(due_s, tick_due_s) - time.monotonic()
+                self._mail.wait(_PAUSE_S if is_ending else rest_s)
             for other in self._others if self._verdict is None else ():
                 self._mail.send(other, "left", ())
             self._mail.close()

@@ -177,7 +177,7 @@ def dispatchers(
       ConfigError: the hint, order or limit does not fit the graph.
     """
     found = []
-    made = _arbiters(graph, policy, residuals)
+    made = arbiters_for(graph, policy, residuals)
     for rank in range(graph.num_ranks) if ranks is None else ranks:
         arbiter, ahead = made[rank], policy.launch_ahead
         group = groups.get(rank) if groups else None
@@ -225,9 +225,19 @@ def fixed_orders(graph: PipelineGraph, policy: Policy) -> list[Order]:
             return one_f_one_b()
 
 
-def _arbiters(
-    graph: PipelineGraph, policy: Policy, residuals: Residuals | None
+def arbiters_for(
+    graph: PipelineGraph, policy: Policy, residuals: Residuals | None = None
 ) -> Sequence[arbiters.Arbiter]:
+    """Returns a fresh arbiter for each rank, for one step.
+
+    Args:
+      graph: the step; `policy.applied_to` has split it.
+      policy: how the ranks choose.
+      residuals: what tasks keep; needed for a limit in bytes.
+
+    Raises:
+      ConfigError: the hint, order or limit does not fit the graph.
+    """
     limit = policy.memory_limit_bytes
     if limit and residuals is None:
         raise ConfigError(

@@ -91,7 +91,7 @@ def simulate(
     devices.trace.residuals = residuals
     ahead = policy.launch_ahead
     groups, dispatchers = [], []
-    for rank, arbiter in enumerate(policies._arbiters(graph, policy, residuals)):
+    for rank, arbiter in enumerate(policies.arbiters_for(graph, policy, residuals)):
         groups.append(AsOne(len(transfers), letter_s, arbiter, ahead))
         dispatchers.append(Dispatcher(graph, rank, arbiter, ahead, groups[-1]))
     with without_cycle_collection():

@@ -1,11 +1,14 @@
 """In a large run beats are rarer, and a silence is noticed as soon."""
 
 import math
+import threading
 
 import pytest
 
-from rrfp_jax.coordination.heartbeat import beat_interval_s
+from rrfp_jax.coordination import heartbeat
+from rrfp_jax.coordination.heartbeat import Heartbeat, beat_interval_s
 from rrfp_jax.coordination.verdict import Beat, Judge
+from rrfp_jax.transport.mail import Mail
 
 PEER_S, STALL_S = 60.0, 600.0  # the defaults
 SIZES = (1, 2, 500, 1000, 3000, 4096, 16384)
@@ -40,3 +43,29 @@ def test_a_silence_is_noticed_in_time_and_none_before(size, peer_s):
             beats_s.pop(0)
             assert judge.handle(Beat(1, 0, False)) is None
     assert last_beat_s < now_s <= last_beat_s + peer_s + tick_s
+
+
+def test_process_0_looks_for_silence_more_often_than_it_beats(monkeypatch):
+    """It ticks three times before its second beat would be due, after 8 s."""
+    monkeypatch.setattr(heartbeat, "_LONGEST_TICK_S", 0.01)
+    mail = Mail(0, "run")
+    mail.introduce([mail.address])
+    heart = Heartbeat(0, 4096, mail, str, 1e6, 1e6, lambda text: None)
+    heart._others.clear()  # who are not there
+    story, has_ticked = [], threading.Event()
+
+    class Watched(Judge):
+        def handle(self, report):
+            story.append("beat")
+
+        def tick(self, now_s):
+            story.append("tick")
+            if story.count("tick") == 3:
+                has_ticked.set()
+
+    heart._judge = Watched([], str, 1e6)
+    heart.start()
+    has_come = has_ticked.wait(30)
+    heart.stop()
+    assert has_come
+    assert story[:4] == ["beat", "tick", "tick", "tick"]
