@@ -96,11 +96,6 @@ class Row:
         """Of each replica."""
         return self.batch // self.replicas
 
-    @property
-    def num_gpus(self) -> int:
-        """Of all."""
-        return self.tensor * self.ranks * self.replicas
-
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadConfig:

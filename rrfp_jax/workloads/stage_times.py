@@ -86,15 +86,12 @@ class Workload:
         """
         return _stage_times(self.config, self.tensor, num_stages)
 
-    def draw(
-        self, graph: PipelineGraph, seed: int, level: str | None = None
-    ) -> CostTable:
+    def draw(self, graph: PipelineGraph, seed: int) -> CostTable:
         """Returns the durations of one step.
 
         Args:
           graph: a chain of the model's stages.
           seed: of everything that varies.
-          level: of injected sleeps, instead of `self.level`.
         """
         times, varies = self.times(graph.num_stages), self.config.variation
         table = costs.constant(
@@ -105,8 +102,7 @@ class Workload:
         table = costs.with_lognormal(table, varies.compute_cv, seed)
         if self.straggler is not None:
             table = costs.with_straggler(table, graph, *self.straggler)
-        jitter = costs.LEVELS[self.level if level is None else level]
-        table = costs.with_injected(table, jitter, seed)
+        table = costs.with_injected(table, costs.LEVELS[self.level], seed)
         table = costs.with_lognormal_transfers(table, varies.transfer_cv, seed)
         return costs.scaled(table, self.scale)
 

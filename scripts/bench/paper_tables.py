@@ -15,7 +15,7 @@ than fixed 1F1B has on its fullest.
 
 import csv
 import dataclasses
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,11 +125,6 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def geomean(values: Sequence[float]) -> float:
-    """Returns the geometric mean."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
 def draw(outcomes: Sequence[Outcome]) -> figure.Figure:
     """Returns the speed-ups of BFW over 1F1B, ours beside the paper's."""
     drawn = figure.Figure(figsize=(9, 8))
@@ -186,10 +181,13 @@ def main() -> None:
         for over in (F1B, ZB)
     }
     means = {
-        name: geomean([o.speedup(F1B, name) for o in outcomes])
+        name: statistics.geometric_mean([o.speedup(F1B, name) for o in outcomes])
         for name in (ZB, F1B_FREE, DEEP, VARUNA, BF, BFW, SMALL)
     }
-    theirs = {n: geomean([o.published(F1B, n) for o in outcomes]) for n in (BF, BFW)}
+    theirs = {
+        n: statistics.geometric_mean([o.published(F1B, n) for o in outcomes])
+        for n in (BF, BFW)
+    }
     result = (
         f"{len(outcomes)} rows; BFW ahead of 1F1B in {ahead[BFW, F1B]} and of ZB in "
         f"{ahead[BFW, ZB]}, BF in {ahead[BF, F1B]} and {ahead[BF, ZB]}. Geometric "

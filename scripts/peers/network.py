@@ -23,18 +23,19 @@ class Hosts:
     """The hosts of a network.
 
     Attributes:
+      names: of the namespaces.
       addresses: of each, on the network.
       meeting: an address at the first, HOST:PORT, that all processes can meet at.
     """
 
     def __init__(self, prefix: str, count: int) -> None:
-        self._names = [f"{prefix}-{i}" for i in range(count)]
+        self.names = [f"{prefix}-{i}" for i in range(count)]
         self.addresses = [f"10.77.0.{i + 1}" for i in range(count)]
         self.meeting = f"{self.addresses[0]}:{_PORT}"
 
     def command(self, host: int, command: list[str]) -> list[str]:
         """Returns a command that runs another one on a host."""
-        return ["ip", "netns", "exec", self._names[host], *command]
+        return ["ip", "netns", "exec", self.names[host], *command]
 
 
 def is_possible() -> bool:
@@ -75,12 +76,11 @@ def made(count: int, bytes_per_s: float) -> Iterator[Hosts]:
     """
     prefix, rate = f"rrfp{os.getpid()}", f"{bytes_per_s * 8:.0f}bit"
     hub, hosts = f"{prefix}-hub", Hosts(prefix, count)
-    names = [f"{prefix}-{i}" for i in range(count)]
     try:
         _ip("netns", "add", hub)
         _ip("-n", hub, "link", "add", "bridge0", "type", "bridge")
         _ip("-n", hub, "link", "set", "bridge0", "up")
-        for i, name in enumerate(names):
+        for i, name in enumerate(hosts.names):
             port = f"port{i}"
             _ip("netns", "add", name)
             peer = ("peer", "name", INTERFACE, "netns", name)
@@ -93,7 +93,7 @@ def made(count: int, bytes_per_s: float) -> Iterator[Hosts]:
             _shape(name, [a for a in hosts.addresses if a != hosts.addresses[i]], rate)
         yield hosts
     finally:
-        for name in (*names, hub):
+        for name in (*hosts.names, hub):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 

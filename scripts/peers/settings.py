@@ -33,10 +33,10 @@ class Setting:
 
     @property
     def workload(self) -> Workload:
-        """What it stands for, scaled to milliseconds."""
+        """What it stands for, scaled to milliseconds, under its jitter."""
         path = ROOT / f"configs/bench/emulated_{self.kind}.py"
         _, workload = workload_files.emulated(path, self.num_ranks)
-        return workload
+        return dataclasses.replace(workload, level=self.level)
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -53,7 +53,7 @@ QUICK = (Setting("multimodal", 4, "J3"),)
 def draw(setting: Setting, num_microbatches: int, seed: int) -> Iteration:
     """Returns a step: its draws depend on the setting and the seed alone."""
     graph = graphs.chain(num_microbatches, placement.one_each(setting.num_ranks))
-    drawn = setting.workload.draw(graph, seed, setting.level)
+    drawn = setting.workload.draw(graph, seed)
     seconds: dict[str, list[Sequence[float]]] = {kind: [] for kind in peer_job.KINDS}
     for (kind, _), each in sorted(drawn.compute.items()):
         seconds[str(kind)].append(each)
