@@ -18,6 +18,7 @@ from rrfp_jax.runtime.placing import RankMesh, avals_with
 from rrfp_jax.runtime.split_backward import SplitBackward, split_backward
 from rrfp_jax.runtime.stage import Layout, is_inexact
 from rrfp_jax.runtime.tracing import Arrays, Signature, Traced
+from rrfp_jax.runtime.twins import compile_lowered
 
 Compiled = Callable[..., Any]
 
@@ -116,7 +117,7 @@ def _compile_forward(
 
     shardings = [rank.of_value(a.shape) for a in traced.output.avals]
     jitted = jax.jit(forward, out_shardings=(shardings, None, rank.replicated))
-    return jitted.lower(params, rest).compile()
+    return compile_lowered(jitted.lower(params, rest), rank.mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +170,7 @@ class _Backward:
         shardings = (where, self.onward, self.rank.replicated)
         jitted = jax.jit(backward, donate_argnums=0, out_shardings=shardings)
         lowered = jitted.lower(accumulators, self.params, self.saved, self.given)
-        return lowered.compile()
+        return compile_lowered(lowered, self.rank.mesh)
 
     def input_half(self, halves: SplitBackward) -> Any:
         """Returns the program of B."""
@@ -183,7 +184,8 @@ class _Backward:
 
         shardings = (self.onward, None, self.rank.replicated)
         jitted = jax.jit(backward, out_shardings=shardings)
-        return jitted.lower(self.params, self.saved, self.given).compile()
+        lowered = jitted.lower(self.params, self.saved, self.given)
+        return compile_lowered(lowered, self.rank.mesh)
 
     def weight_half(self, halves: SplitBackward, kept: list[Any]) -> Any:
         """Returns the program of W."""
@@ -197,7 +199,8 @@ class _Backward:
         accumulators = self.accumulators
         shardings = ([a.sharding for a in accumulators], self.rank.replicated)
         jitted = jax.jit(weight, donate_argnums=0, out_shardings=shardings)
-        return jitted.lower(accumulators, self.params, kept).compile()
+        lowered = jitted.lower(accumulators, self.params, kept)
+        return compile_lowered(lowered, self.rank.mesh)
 
 
 def _added(accumulators: Arrays, grads: Arrays) -> list[Any]:
