@@ -107,6 +107,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
         "checkpoint_every": 80,
         "keep_checkpoints": 2,
         "trace_step": 20,
+        "num_traced": 8,  # from that on
     }
     if variant == "small":
         config.data.update({"batch_size": 8, "length_buckets": (64,)})

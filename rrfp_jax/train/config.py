@@ -181,6 +181,7 @@ class RunConfig:
       checkpoint_every: steps between checkpoints; the last step has one always.
       keep_checkpoints: how many of them are kept.
       trace_step: the step whose timeline is written; 0 for none.
+      num_traced: steps from that on whose traces are written, for `rrfp_jax.advise`.
     """
 
     num_steps: int
@@ -191,6 +192,7 @@ class RunConfig:
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     trace_step: int = 0
+    num_traced: int = 8
 
     def __post_init__(self) -> None:
         check_at_least("train", self, num_steps=1, seed=0, log_every=1, eval_every=0)
@@ -200,6 +202,7 @@ class RunConfig:
             checkpoint_every=1,
             keep_checkpoints=1,
             trace_step=0,
+            num_traced=1,
             eval_batches=0,
         )
         if self.trace_step > self.num_steps:

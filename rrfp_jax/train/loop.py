@@ -122,7 +122,7 @@ class Loop:
         is_last = step == self._config.num_steps
         if self._metrics and (step % self._config.log_every == 0 or is_last):
             self._metrics.write(step, line)
-        if self._metrics and step == self._config.trace_step:
+        if self._metrics and self._is_traced(step):
             self._write_trace(result.trace)
         self._trainer.interrupts.release()
         return line
@@ -136,15 +136,22 @@ class Loop:
             logging.info("step %d: %s", self._state.step, named)
         return scores
 
+    def _is_traced(self, step: int) -> bool:
+        first = self._config.trace_step
+        return 0 < first <= step < first + self._config.num_traced
+
     def _write_trace(self, trace: trace_lib.Trace) -> None:
+        """Writes a step's trace, and pictures of the first one."""
         folder = self._folder / "traces"
         folder.mkdir(exist_ok=True)
         stem = f"step_{self._state.step:06d}"
+        (folder / f"{stem}.trace.json").write_text(trace_lib.to_json(trace))
+        if self._state.step != self._config.trace_step:
+            return
         panels = [(f"step {self._state.step}", trace)]
         timeline.draw(panels, folder / f"{stem}.png", self._limit_bytes)
         html_timeline.draw(panels, folder / f"{stem}.html", self._limit_bytes)
         chrome_trace.write(trace, folder / f"{stem}.perfetto.json")
-        (folder / f"{stem}.trace.json").write_text(trace_lib.to_json(trace))
 
 
 _SHOWN = ("loss", "tokens_per_s", "step_time_s", "bubble")

@@ -39,6 +39,7 @@ _FREE = (
     "train.eval_every",
     "train.keep_checkpoints",
     "train.log_every",
+    "train.num_traced",
     "train.trace_step",
 )
 

@@ -8,6 +8,7 @@ from rrfp_jax import workload_files
 from rrfp_jax.core import graph as graphs
 from rrfp_jax.core import placement
 from rrfp_jax.core.task import Kind
+from rrfp_jax.errors import ConfigError
 from rrfp_jax.sim import costs, report
 from rrfp_jax.workloads.stage_times import Workload
 from scripts.peers.registry import ROOT
@@ -15,7 +16,7 @@ from third_party import peer_job
 from third_party.peer_job import Iteration, Job
 
 WIDTH, ROWS = 128, 32  # payloads of 16 KiB; the programs take microseconds
-KINDS, RANKS, LEVELS = ("language", "multimodal"), (4, 8), ("J1", "J3")
+KINDS, RANKS, LEVELS = ("language", "multimodal"), (4, 8, 16), ("J1", "J3")
 _PATIENCE = 4.0  # times the tasks' seconds on the busiest rank
 _START_S = 120.0
 
@@ -46,7 +47,18 @@ class Setting:
         return WIDTH * ROWS * 4 / (workload.scale * statistics.fmean(transfer_s))
 
 
-ALL = tuple(Setting(k, p, j) for k in KINDS for p in RANKS for j in LEVELS)
+def on(ranks: Sequence[int]) -> tuple[Setting, ...]:
+    """Returns the settings of pipelines of so many ranks each.
+
+    Raises:
+      ConfigError: a pipeline of one rank would pass nothing on.
+    """
+    if too_few := [p for p in ranks if p < 2]:
+        raise ConfigError(f"--ranks names {too_few[0]}.\n  Name numbers from 2 on.")
+    return tuple(Setting(k, p, j) for k in KINDS for p in ranks for j in LEVELS)
+
+
+ALL = on(RANKS)
 QUICK = (Setting("multimodal", 4, "J3"),)
 
 

@@ -17,9 +17,9 @@ def plan(**changes: object) -> compare_peers.Plan:
 
 def test_every_turn_has_seeds_of_its_own_and_all_settings_of_its_ranks():
     turns = compare_peers.turns(plan(has_links=False))
-    assert [turn.job.num_ranks for turn in turns] == [4, 8, 4, 8]
+    assert [turn.job.num_ranks for turn in turns] == [4, 8, 16] * 2
     assert {turn.link_bytes_per_s for turn in turns} == {0.0}
-    for turn, seeds in zip(turns, [(0, 1), (0, 1), (2, 3), (2, 3)], strict=True):
+    for turn, seeds in zip(turns, [(0, 1)] * 3 + [(2, 3)] * 3, strict=True):
         names = [str(s) for s in settings.ALL if s.num_ranks == turn.job.num_ranks]
         found = [(each.seed, each.setting) for each in turn.job.iterations]
         assert found == [(seed, name) for seed in seeds for name in names]
@@ -27,7 +27,7 @@ def test_every_turn_has_seeds_of_its_own_and_all_settings_of_its_ranks():
 
 def test_with_links_a_turn_is_of_one_workload_whose_payloads_fit_its_links():
     turns = compare_peers.turns(plan(has_links=True, repeats=1))
-    assert len(turns) == 4
+    assert len(turns) == 6
     for turn in turns:
         (kind,) = {each.setting.split()[0] for each in turn.job.iterations}
         setting = settings.Setting(kind, turn.job.num_ranks, "J1")
@@ -50,6 +50,11 @@ def test_a_missing_environment_is_found_before_anything_runs(tmp_path):
     python = tmp_path / "deepspeed/bin/python"
     assert f"there is no {python}" in str(raised.value)
     assert f"python3.11 -m venv {tmp_path}/deepspeed\n" in str(raised.value)
+
+
+def test_a_pipeline_of_one_rank_is_refused():
+    with pytest.raises(ConfigError, match="--ranks names 1"):
+        compare_peers.main(["--peers=", "--ranks", "4", "1"])
 
 
 def test_an_unknown_peer_is_named_with_those_there_are(tmp_path):

@@ -27,6 +27,7 @@ CHANGES = {
     "train.checkpoint_every": 2,
     "train.keep_checkpoints": 2,
     "train.trace_step": 3,
+    "train.num_traced": 2,
     "pipeline.order": "fixed",
     "pipeline.hint": "1f1b",
 }
@@ -228,7 +229,7 @@ def test_only_the_newest_checkpoints_are_kept(whole: pathlib.Path):
     assert {name for name in kept if name.isdigit()} == {"6", "8"}
 
 
-def test_a_run_leaves_its_config_and_the_traces_of_one_step(
+def test_a_run_leaves_its_config_a_timeline_and_the_traces_it_was_asked_for(
     make: Make, whole: pathlib.Path
 ):
     settings = json.loads((whole / "config.json").read_text())
@@ -236,8 +237,8 @@ def test_a_run_leaves_its_config_and_the_traces_of_one_step(
     assert settings["pipeline"]["hint"] == "1f1b"
     traces = whole / "traces"
     assert {path.name for path in traces.iterdir()} == {
-        f"step_000003.{ending}"
-        for ending in ("html", "png", "perfetto.json", "trace.json")
+        *(f"step_000003.{ending}" for ending in ("html", "png", "perfetto.json")),
+        *(f"step_00000{step}.trace.json" for step in (3, 4)),
     }
     assert (traces / "step_000003.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((traces / "step_000003.perfetto.json").read_text())
