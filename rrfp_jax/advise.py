@@ -6,9 +6,10 @@ DIR is a work directory, its `traces/`, or any folder with `*.trace.json`; more 
 steps (`train.num_traced`) make better predictions. The traced microbatches are put
 together to steps anew, and on these hints, placements, limits and launch-ahead are
 simulated, with the latency that the host had. Prints the predicted step times and the
-flags of the best; writes all to `advice.csv` and `advice.png` in the work directory (the
-parent of `traces/`, or DIR), or `--out`. `--memory_gb` is what residuals may take on each
-device. A step is the pipeline's part of one: without loading data and the optimizer.
+flags of the best; writes all to `advice.csv` and `advice.png` in the work directory
+(the parent of `traces/`, or DIR), or `--out`. `--memory_gb` is what residuals may take
+on each device. A step is the pipeline's part of one: without loading data and the
+optimizer.
 
 `--config.hints`, `.limits`, `.launch_ahead` and `.weight_fraction` change what is
 tried; `rrfp_jax.sim.fit_candidates.Search` says what they mean.

@@ -4,7 +4,8 @@
 
 A run writes the traces of `train.num_traced` steps from `train.trace_step` on;
 `core.trace.to_json` writes any other. Traces of different pipelines, or of a simulation
-and a run, may be compared. The page needs nothing but a browser; see `observe.html_timeline`.
+and a run, may be compared. The page needs nothing but a browser; see
+`observe.html_timeline`.
 """
 
 import math
