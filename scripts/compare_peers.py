@@ -1,14 +1,14 @@
 """Ours against other pipeline systems, on the same durations, in turn.
 
-    python scripts/compare_peers.py [--quick] [--peers=a,b] [--ranks 4 8 16]
+    python scripts/compare_peers.py [--quick] [--peers=a,b] [--ranks 4 8]
         [--links=auto] [--json FILE] [--out=docs/bench]
 
 Each system builds a model of the same size and occupies a rank for as long as one table
 says for (kind, stage, microbatch); what differs is the order, and what it costs to run
 it. The tables are draws of the workloads in `configs/bench/emulated_language.py` and
-`emulated_multimodal.py`, on 4, 8 and 16 ranks that each hold what a rank holds there,
-under jitter J1 and J3 of the paper. Systems run in turn, A B A B; every step has its
-twins of the same seed, and ratios are of twins. A schedule's first step is dropped.
+`emulated_multimodal.py`, on 4 and 8 ranks that each hold what a rank holds there, under
+jitter J1 and J3 of the paper. Systems run in turn, A B A B; every step has its twins of
+the same seed, and ratios are of twins. The first step of a schedule is dropped.
 
 With `--links=workload` every rank is a host of its own, in a network namespace, behind
 links on which a payload takes what it takes in the workload; this needs root. With
@@ -19,7 +19,7 @@ link: it takes part without links only.
 Ours runs with one process a rank, like the peers that can, and at most 32 microbatches
 in flight on a rank; its own fixed 1F1B runs beside as a control, and BF and BFW on a V.
 `third_party/README.md` says how to install the peers, and what is measured how. All of
-it takes about 40 minutes on two cores.
+it takes about 20 minutes on two cores.
 """
 
 import argparse

@@ -7,15 +7,15 @@ stage; the first four stages are a vision tower, whose tasks all take the images
 their microbatch (CV 0.4); one task in ten is followed by a sleep of half its time on
 average (J1 of RRFP §7.6, with no least length); transfers take 2 ms, CV 0.6.
 
-One run, BFW with 16 microbatches in flight, is traced for 8 steps and fitted. Then 12
-others run 10 steps each. They face the same 10 draws among each other, and other draws
+One run, BFW with 16 microbatches in flight, is traced for 24 steps and fitted; 12
+others run 24 steps each. They face the same 24 draws among each other, and other draws
 than the traced run: what the fit cannot know is which microbatches will come. That is
-most of the error: the mean load of 8 and of 10 steps of 32 microbatches has a standard
-error of 2.5 % and 2.2 % where the vision tower is the bottleneck, and is the same for
-all 12. `known` is what is left if these draws are known: the error of the simulator,
-with the host's latency as fitted, on the durations that the runs had. The runs take
-turns, step by step, so that they share what else the machine does. `--num_traced` shows
-what fewer traced steps do.
+most of the error: the mean load of 24 steps of 32 microbatches has a standard error of
+1.4 % where the vision tower is the bottleneck, on either side, and both are the same
+for all 12. `known` is what is left if these draws are known: the error of the
+simulator, with the host's latency as fitted, on the durations that the runs had. The
+runs take turns, step by step, so that they share what else the machine does.
+`--num_traced` shows what fewer traced steps do.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from rrfp_jax.sim.costs import CostTable, InjectedJitter
 from rrfp_jax.sim.fit_candidates import Candidate, Prediction
 from rrfp_jax.sim.fit_draws import Settings
 
-NUM_TRACED, NUM_MEASURED = 8, 10
+NUM_TRACED, NUM_MEASURED = 24, 24
 TASK_S = (0.009, 0.010, 0.011, 0.010)  # of stage s: TASK_S[s % 4]
 JITTER = InjectedJitter(probability=0.1, base_s=0.0, alpha=0.5)
 TRACED = Policy("bfw", in_flight_limit=16, launch_ahead=1)

@@ -16,7 +16,7 @@ from third_party import peer_job
 from third_party.peer_job import Iteration, Job
 
 WIDTH, ROWS = 128, 32  # payloads of 16 KiB; the programs take microseconds
-KINDS, RANKS, LEVELS = ("language", "multimodal"), (4, 8, 16), ("J1", "J3")
+KINDS, RANKS, LEVELS = ("language", "multimodal"), (4, 8), ("J1", "J3")
 _PATIENCE = 4.0  # times the tasks' seconds on the busiest rank
 _START_S = 120.0
 
